@@ -10,7 +10,7 @@ import gdrpy
 from gdrpy import Region
 from harness import Contender, Measurement, Session, Statement, Topic
 from native import Native, NotBuilt, built
-from payload import GpuBytes, as_bytes, fills, lands, payload, returns
+from payload import GpuBytes, as_bytes, fills, lands, payload, pinned, returns
 from rivals import Rival, all_reads, all_writes, rivals
 
 MODULE = "latency"
@@ -31,7 +31,8 @@ _WORD_BYTES = _WORD.to_bytes(4, "little")
 
 def run(session: Session) -> None:
     """Measure latencies into the session."""
-    with gdrpy.alloc(max(SIZES)) as region, rivals(session, region) as others:
+    with gdrpy.alloc(max(SIZES)) as region, pinned(max(SIZES)) as host:
+        others = rivals(session, region, host)
         try:
             native: Native | None = built()
         except NotBuilt as error:

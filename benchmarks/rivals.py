@@ -7,8 +7,7 @@ follows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Protocol
 
@@ -17,7 +16,7 @@ import numpy as np
 from arraylibraries import Cupy, Numba, Torch
 from gdrpy import Region, cuda
 from harness import Contender, Session, Statement
-from payload import Bytes, GpuBytes, fills, lands, payload, pinned
+from payload import Bytes, GpuBytes, fills, lands, payload
 from words import PAGEABLE, PINNED, way
 
 BINDINGS = "cuda.bindings"
@@ -90,17 +89,19 @@ _OPTIONAL: dict[str, Callable[[Region], Rival]] = {"torch": Torch, "cupy": Cupy,
 NAMES = (BINDINGS, Torch.name, Cupy.name, Numba.name)
 
 
-@contextmanager
-def rivals(session: Session, region: Region) -> Iterator[list[Rival]]:
-    """The rivals that can take part; the session notes why others cannot."""
-    with ExitStack() as undo:
-        found: list[Rival] = [CudaBindings(region, undo.enter_context(pinned(region.nbytes)))]
-        for name, make in _OPTIONAL.items():
-            session.step(f"loading {name}")
-            reason = _why_not(name) or _join(found, make, region)
-            if reason:
-                session.absent[name] = reason
-        yield found
+def rivals(session: Session, region: Region, host: Bytes) -> list[Rival]:
+    """The rivals that can take part; the session notes why others cannot.
+
+    cuda.bindings uses ``host`` as its page-locked memory, of at least the region's size. If it is
+    that of the ways that it is compared with, all find it in the same state of the CPU's caches.
+    """
+    found: list[Rival] = [CudaBindings(region, host)]
+    for name, make in _OPTIONAL.items():
+        session.step(f"loading {name}")
+        reason = _why_not(name) or _join(found, make, region)
+        if reason:
+            session.absent[name] = reason
+    return found
 
 
 def _why_not(name: str) -> str | None:

@@ -82,7 +82,7 @@ def run(session: Session) -> None:
         if engine.status(0).usable:
             hosts[REGISTERED] = np.zeros(max(sizes), np.uint8)
             undo.enter_context(gdrpy.register(hosts[REGISTERED]))
-        others = undo.enter_context(rivals(session, region))
+        others = rivals(session, region, hosts[PINNED])
         for operation, contenders in ((WRITE, _writes), (READ, _reads)):
             sweep = Sweep(MODULE, operation, (SIZE,))
             session.sweeps.append(sweep)

@@ -8,6 +8,7 @@ import gdrpy
 import rivals
 from gdrpy import cuda
 from harness import Session
+from payload import pinned
 
 
 class Broken:
@@ -36,6 +37,7 @@ class TestBrokenLibrary:
         monkeypatch.setattr(rivals, "_why_not", lambda name: None)
 
     def test_is_absent_with_the_reason_and_ends_nothing(self, session):
-        with gdrpy.alloc(4096) as region, rivals.rivals(session, region) as found:
+        with gdrpy.alloc(4096) as region, pinned(4096) as host:
+            found = rivals.rivals(session, region, host)
             assert [type(one) for one in found] == [rivals.CudaBindings]
         assert session.absent == {"broken": "RuntimeError: no kernel image is available"}

@@ -60,8 +60,8 @@ LEAST_RATE = f"least GB/s from {size_words(LARGE)} on"
 LEAST_RATIO = f"{CUDA_OVER}, at worst from {size_words(LARGE)} on"
 WORST_ITSELF = f"{OVER_ITSELF}, at worst"
 
-FRESH = "fresh CPU-only process, import gdrpy done, until 1 MiB is read"
-FROM_MAIN = "fresh CPU-only process, from Python's main until 1 MiB is read"
+FRESH = "fresh CPU-only process, descriptor to 1 MiB read"
+FROM_MAIN = "fresh CPU-only process, Python's main to 1 MiB read, with imports"
 FURTHER = "further region of such a process, until 1 MiB is read"
 WARM, COLD = "files cached", "files not cached"
 MEMORY = figure_id(MODULE, "fresh CPU-only process", "GPU memory")
@@ -242,7 +242,7 @@ def _fresh(session: Session) -> None:
                 memory_back(free, 1)
             first = f"Region.from_fd(fd, gpu=False).read(1 MiB, via={VIA!r}); one a process"
             times.report("first", FRESH, first, state)
-            times.report("main", FROM_MAIN, f"import gdrpy, then {first}", state)
+            times.report("main", FROM_MAIN, f"from gdrpy import Region, then {first}", state)
             if state == WARM:
                 times.report("further", FURTHER, "the same again, and close; 10 a process", state)
     session.derive_figure(Figure(MEMORY, max(taken) / MIB, "MiB", f"{len(taken)} processes"))

@@ -32,10 +32,10 @@ _PR_SET_PDEATHSIG, _SIGKILL = 1, 9
 
 def read(fd: int, nbytes: int) -> None:
     """The first acts of a process that needs GPU memory, then the same again."""
-    import gdrpy
+    from gdrpy import Region
 
     imported = perf_counter_ns()
-    region = gdrpy.Region.from_fd(fd, gpu=False)
+    region = Region.from_fd(fd, gpu=False)
     data = region.read(nbytes, 0, VIA)
     first = perf_counter_ns()
 
@@ -44,7 +44,7 @@ def read(fd: int, nbytes: int) -> None:
     further = []
     for _ in range(_REPEATS):
         start = perf_counter_ns()
-        with gdrpy.Region.from_fd(fd, gpu=False) as again:
+        with Region.from_fd(fd, gpu=False) as again:
             again.read(nbytes, 0, VIA)
         further.append(perf_counter_ns() - start)
     _say(

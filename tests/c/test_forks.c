@@ -194,13 +194,13 @@ static int count_busy_files(void)
 	return count;
 }
 
-static void a_child_of_busy_threads_keeps_none_of_theirs(void)
+static void check_busy_threads(void *(*keep_busy)(void *))
 {
 	pthread_t threads[4];
 
 	busy = true;
 	for (int i = 0; i < 4; i++)
-		CHECK_EQ(pthread_create(&threads[i], NULL, open_and_close, NULL), 0);
+		CHECK_EQ(pthread_create(&threads[i], NULL, keep_busy, NULL), 0);
 	for (int i = 0; i < 50; i++)
 		IN_CHILD(CHECK_EQ(count_busy_files(), 0));
 	busy = false;
@@ -208,9 +208,53 @@ static void a_child_of_busy_threads_keeps_none_of_theirs(void)
 		CHECK_EQ(pthread_join(threads[i], NULL), 0);
 }
 
+static void a_child_of_busy_threads_keeps_none_of_theirs(void)
+{
+	check_busy_threads(open_and_close);
+}
+
+/* CUDA's lock, which a fork takes too. */
+static pthread_mutex_t lock_of_cuda = PTHREAD_MUTEX_INITIALIZER;
+
+static void lock_cuda(void)
+{
+	pthread_mutex_lock(&lock_of_cuda);
+}
+
+static void unlock_cuda(void)
+{
+	pthread_mutex_unlock(&lock_of_cuda);
+}
+
+/* Export as CUDA does, slowly, so that forks come in between. */
+static void *export_and_close(void *unused)
+{
+	while (busy) {
+		int fd;
+
+		core_export_begin();
+		usleep(100);
+		lock_cuda();
+		fd = open(BUSY_FILE, O_RDONLY);
+		unlock_cuda();
+		usleep(100);
+		CHECK_EQ(core_private_adopt(fd), fd);
+		core_export_end();
+		CHECK_EQ(core_private_close(fd), 0);
+	}
+	return unused;
+}
+
+static void a_child_of_exporting_threads_keeps_none_of_theirs(void)
+{
+	CHECK_EQ(pthread_atfork(lock_cuda, unlock_cuda, unlock_cuda), 0);
+	check_busy_threads(export_and_close);
+}
+
 CHECK_MAIN(TEST(a_private_one_is_closed_on_exec), TEST(what_cannot_be_opened_is_told),
 	   TEST(an_interrupted_open_is_made_again), TEST(a_child_keeps_no_private_one),
 	   TEST(a_child_leaves_alone_what_has_taken_its_number),
 	   TEST(a_child_does_not_close_its_own_by_its_parents_number),
 	   TEST(a_child_has_private_ones_of_its_own), TEST(a_child_keeps_what_its_thread_lends),
-	   TEST(a_child_of_busy_threads_keeps_none_of_theirs))
+	   TEST(a_child_of_busy_threads_keeps_none_of_theirs),
+	   TEST(a_child_of_exporting_threads_keeps_none_of_theirs))

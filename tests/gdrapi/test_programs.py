@@ -11,7 +11,7 @@ import pytest
 HERE = Path(__file__).parent
 PROGRAMS = sorted(path.stem for path in HERE.glob("test_*.c"))
 #: A dma-buf of the simulated GPU begins where its block does: these pin no other pointers.
-WHOLE_BLOCKS = ["test_copies", "test_queries"]
+WHOLE_BLOCKS = ["test_copies", "test_fork", "test_queries"]
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -9,10 +9,18 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Guards everything below. Held briefly, and across a fork. */
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static unsigned int holding, forking; /* threads that delay forks, and that fork */
+/* Threads in a gate delay forks. Its lock is held briefly, and across a fork. */
+struct gate {
+	pthread_mutex_t lock;
+	pthread_cond_t changed;
+	unsigned int inside, forking;
+};
+
+#define GATE {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0}
+
+static struct gate calls = GATE, exports = GATE;
+
+/* The lock of `calls` guards what follows. */
 static int room;
 static struct core_arrival *arrivals;
 
@@ -24,36 +32,64 @@ static struct {
 } *known;
 
 /* A waiting fork goes first. Otherwise busy threads could delay it forever. */
+static void enter(struct gate *gate)
+{
+	pthread_mutex_lock(&gate->lock);
+	while (gate->forking)
+		pthread_cond_wait(&gate->changed, &gate->lock);
+	gate->inside++;
+	pthread_mutex_unlock(&gate->lock);
+}
+
+static void leave(struct gate *gate)
+{
+	pthread_mutex_lock(&gate->lock);
+	if (!--gate->inside && gate->forking)
+		pthread_cond_broadcast(&gate->changed);
+	pthread_mutex_unlock(&gate->lock);
+}
+
+static void shut(struct gate *gate)
+{
+	pthread_mutex_lock(&gate->lock);
+	gate->forking++;
+	while (gate->inside)
+		pthread_cond_wait(&gate->changed, &gate->lock);
+}
+
+static void open_again(struct gate *gate)
+{
+	gate->forking--;
+	pthread_cond_broadcast(&gate->changed);
+	pthread_mutex_unlock(&gate->lock);
+}
+
+/* The child has no waiting threads. */
+static void open_in_child(struct gate *gate)
+{
+	pthread_cond_init(&gate->changed, NULL);
+	gate->forking = 0;
+	pthread_mutex_unlock(&gate->lock);
+}
+
 void core_forks_hold(void)
 {
-	pthread_mutex_lock(&lock);
-	while (forking)
-		pthread_cond_wait(&changed, &lock);
-	holding++;
-	pthread_mutex_unlock(&lock);
+	enter(&calls);
 }
 
 void core_forks_let_go(void)
 {
-	pthread_mutex_lock(&lock);
-	if (!--holding && forking)
-		pthread_cond_broadcast(&changed);
-	pthread_mutex_unlock(&lock);
+	leave(&calls);
 }
 
 static void before_fork(void)
 {
-	pthread_mutex_lock(&lock);
-	forking++;
-	while (holding)
-		pthread_cond_wait(&changed, &lock);
+	shut(&calls);
 }
 
 static void go_on(void)
 {
-	forking--;
-	pthread_cond_broadcast(&changed);
-	pthread_mutex_unlock(&lock);
+	open_again(&calls);
 }
 
 static bool is_lent_here(int fd)
@@ -71,9 +107,7 @@ static void begin_child(void)
 	for (; arrivals; arrivals = arrivals->next)
 		for (int i = 0; i < arrivals->count && arrivals->fds[i] >= 0; i++)
 			close(arrivals->fds[i]);
-	pthread_cond_init(&changed, NULL); /* the child has no waiting threads */
-	forking = 0;
-	pthread_mutex_unlock(&lock);
+	open_in_child(&calls);
 }
 
 /*
@@ -83,6 +117,43 @@ static void begin_child(void)
 static void __attribute__((constructor(101))) watch_forks(void)
 {
 	pthread_atfork(before_fork, go_on, begin_child);
+}
+
+static void shut_exports(void)
+{
+	shut(&exports);
+}
+
+static void open_exports(void)
+{
+	open_again(&exports);
+}
+
+static void open_exports_in_child(void)
+{
+	open_in_child(&exports);
+}
+
+/*
+ * Registered after CUDA's own handlers, so that it runs before them: an export under way needs the
+ * locks that they take.
+ */
+static void watch_exports(void)
+{
+	pthread_atfork(shut_exports, open_exports, open_exports_in_child);
+}
+
+void core_export_begin(void)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+	pthread_once(&once, watch_exports);
+	enter(&exports);
+}
+
+void core_export_end(void)
+{
+	leave(&exports);
 }
 
 /* The next four are called with the lock held. */
@@ -131,25 +202,25 @@ static int note_or_close(int fd)
 
 int core_private_note(int fd)
 {
-	pthread_mutex_lock(&lock);
+	pthread_mutex_lock(&calls.lock);
 	fd = note_or_close(fd);
-	pthread_mutex_unlock(&lock);
+	pthread_mutex_unlock(&calls.lock);
 	return fd;
 }
 
 void core_arrival_begin(struct core_arrival *arrival)
 {
-	pthread_mutex_lock(&lock);
+	pthread_mutex_lock(&calls.lock);
 	arrival->next = arrivals;
 	arrivals = arrival;
-	pthread_mutex_unlock(&lock);
+	pthread_mutex_unlock(&calls.lock);
 }
 
 void core_arrival_end(struct core_arrival *arrival, int *came, int count)
 {
 	struct core_arrival **link = &arrivals;
 
-	pthread_mutex_lock(&lock);
+	pthread_mutex_lock(&calls.lock);
 	while (*link != arrival)
 		link = &(*link)->next;
 	*link = arrival->next;
@@ -159,7 +230,7 @@ void core_arrival_end(struct core_arrival *arrival, int *came, int count)
 		close(came[i]);
 		came[i] = -1;
 	}
-	pthread_mutex_unlock(&lock);
+	pthread_mutex_unlock(&calls.lock);
 }
 
 int core_private_adopt(int fd)
@@ -184,29 +255,29 @@ int core_private_open(const char *path, int flags)
 
 int core_private_duplicate(int fd)
 {
-	pthread_mutex_lock(&lock);
+	pthread_mutex_lock(&calls.lock);
 	fd = note_or_close(fcntl(fd, F_DUPFD_CLOEXEC, 3));
-	pthread_mutex_unlock(&lock);
+	pthread_mutex_unlock(&calls.lock);
 	return fd;
 }
 
 void core_private_lend(int fd)
 {
-	pthread_mutex_lock(&lock);
+	pthread_mutex_lock(&calls.lock);
 	if (fd >= 0 && fd < room) {
 		known[fd].is_lent = true;
 		known[fd].lender = pthread_self();
 	}
-	pthread_mutex_unlock(&lock);
+	pthread_mutex_unlock(&calls.lock);
 }
 
 void core_private_take_back(void)
 {
-	pthread_mutex_lock(&lock);
+	pthread_mutex_lock(&calls.lock);
 	for (int fd = 0; fd < room; fd++)
 		if (is_lent_here(fd))
 			known[fd].is_lent = false;
-	pthread_mutex_unlock(&lock);
+	pthread_mutex_unlock(&calls.lock);
 }
 
 int core_private_close(int fd)
@@ -215,9 +286,9 @@ int core_private_close(int fd)
 	int ret;
 
 	core_forks_hold();
-	pthread_mutex_lock(&lock);
+	pthread_mutex_lock(&calls.lock);
 	found = forget(fd);
-	pthread_mutex_unlock(&lock);
+	pthread_mutex_unlock(&calls.lock);
 	errno = EBADF;
 	ret = found ? close(fd) : -1;
 	core_forks_let_go();

@@ -15,6 +15,13 @@
 void core_forks_hold(void);
 void core_forks_let_go(void);
 
+/*
+ * The same for calls to CUDA that open a descriptor, until it is private. Begin only when CUDA is
+ * initialized: forks then wait before they take CUDA's locks.
+ */
+void core_export_begin(void);
+void core_export_end(void);
+
 /* Return the descriptor, or -1 with errno set. Opening is retried after a signal. */
 int core_private_open(const char *path, int flags);
 int core_private_duplicate(int fd);

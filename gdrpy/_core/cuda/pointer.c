@@ -122,13 +122,22 @@ int core_pointer_range(const struct core_cuda *cuda, uint64_t ptr, uint64_t nbyt
 			 (unsigned long long)room);
 }
 
-/* Make a descriptor that CUDA opened private. */
-static int own(int *fd, struct core_error *error)
+/* End an export: make the descriptor that CUDA opened private. Returns a CUresult. */
+static int end_export(int result, int *fd)
 {
-	*fd = core_private_adopt(*fd);
-	return *fd < 0 ? core_fail(error, CORE_FAILED_MEMORY, ENOMEM,
-				   "this process is out of memory")
-		       : 0;
+	if (!result) {
+		*fd = core_private_adopt(*fd);
+		result = *fd < 0 ? CORE_CUDA_OUT_OF_MEMORY : 0;
+	}
+	core_export_end();
+	return result;
+}
+
+static int export_handle(const struct core_cuda *cuda, uint64_t handle, int *fd)
+{
+	core_export_begin();
+	return end_export(cuda->cuMemExportToShareableHandle(fd, handle, POSIX_FILE_DESCRIPTOR, 0),
+			  fd);
 }
 
 /* Export the VMM allocation behind a pointer to *fd, which is -1 for other memory. */
@@ -141,7 +150,7 @@ static int export(const struct core_cuda *cuda, uint64_t ptr, int *fd, struct co
 	if (!cuda->cuMemRetainAllocationHandle ||
 	    cuda->cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)ptr))
 		return 0;
-	result = cuda->cuMemExportToShareableHandle(fd, handle, POSIX_FILE_DESCRIPTOR, 0);
+	result = export_handle(cuda, handle, fd);
 	cuda->cuMemRelease(handle);
 	if (result == OPERATING_SYSTEM || result == CORE_CUDA_OUT_OF_MEMORY)
 		return core_cuda_fail(
@@ -154,7 +163,7 @@ static int export(const struct core_cuda *cuda, uint64_t ptr, int *fd, struct co
 			  (unsigned long long)ptr, core_cuda_error_name(cuda, result));
 		return answered(error, cuda, result);
 	}
-	return own(fd, error);
+	return 0;
 }
 
 int core_pointer_exports(const struct core_cuda *cuda, const struct core_pointer *pointer,
@@ -203,10 +212,10 @@ int core_device_export(const struct core_cuda *cuda, int device, size_t *nbytes)
 	if (!cuda->cuMemCreate || cuda->cuMemGetAllocationGranularity(nbytes, &smallest, 0) ||
 	    cuda->cuMemCreate(&handle, *nbytes, &smallest, 0))
 		return -1;
-	if (cuda->cuMemExportToShareableHandle(&fd, handle, POSIX_FILE_DESCRIPTOR, 0))
+	if (export_handle(cuda, handle, &fd))
 		fd = -1;
 	cuda->cuMemRelease(handle);
-	return core_private_adopt(fd);
+	return fd;
 }
 
 int core_pointer_ipc_handle(const struct core_cuda *cuda, const struct core_pointer *pointer,
@@ -242,8 +251,10 @@ int core_pointer_dmabuf(const struct core_cuda *cuda, const struct core_pointer 
 			"this CUDA driver cannot export dma-bufs: use one of CUDA 13.3 or newer");
 	if (core_context_enter(cuda, pointer, &context, error))
 		return -1;
+	core_export_begin();
 	result = cuda->cuMemGetHandleForAddressRange(fd, pointer->ptr, nbytes, DMA_BUF_FD,
 						     force_pcie ? DMA_BUF_THROUGH_PCIE : 0);
+	result = end_export(result, fd);
 	core_context_leave(cuda, &context);
 	if (result) {
 		core_fail(error,
@@ -254,7 +265,7 @@ int core_pointer_dmabuf(const struct core_cuda *cuda, const struct core_pointer 
 			  core_cuda_error_name(cuda, result));
 		return answered(error, cuda, result);
 	}
-	return own(fd, error);
+	return 0;
 }
 
 int core_pointer_id(const struct core_cuda *cuda, uint64_t ptr, uint64_t *id)

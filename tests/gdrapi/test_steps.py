@@ -181,6 +181,19 @@ class TestPinsThatCannotSucceed:
         steps, told = opened("cuda open pin unpin", fault)
         assert (steps, told) == (["cuda 0", "open 0", "pin 0", "unpin 0"], [])
 
+    @pytest.mark.parametrize("call", ["cuMemCreate", "cuMemExportToShareableHandle"])
+    def test_of_exports_are_found_out_by_what_cuda_refuses(self, opened: Take, call: str) -> None:
+        steps, told = opened("init-cuda open", "", GDRPY_SIM_FAULT=f"{call}:1:801")
+        assert steps == ["init-cuda 0", "open -1"]
+        assert told[1] == (
+            f"libgdrapi: gdr_open: cannot use nvrm: exporting GPU memory: {call}: "
+            "CUDA_ERROR_NOT_SUPPORTED"
+        )
+        for temporary in (2, 304):
+            fault = f"{call}:1:{temporary}"
+            steps, told = opened("init-cuda open", "", GDRPY_SIM_FAULT=fault)
+            assert (steps, told) == (["init-cuda 0", "open 0"], []), fault
+
     def test_on_one_gpu_say_nothing_of_another(self, opened: Take) -> None:
         fault = "open:/dev/nvidia1:13"  # device 0: minor numbers count down
         steps, _ = opened("init-cuda open", fault, GDRPY_SIM_DEVICES="2")

@@ -252,10 +252,11 @@ static void __attribute__((constructor)) watch_forks(void)
  */
 static void export_device(const struct core_cuda *cuda, int device)
 {
+	struct core_error ignored;
 	size_t nbytes;
 
 	if (!devices[device].exporting) {
-		devices[device].export = core_device_export(cuda, device, &nbytes);
+		devices[device].export = core_device_export(cuda, device, &nbytes, &ignored);
 		devices[device].exporting = devices[device].export >= 0;
 	}
 }
@@ -427,18 +428,22 @@ undo:
 	return -1;
 }
 
+/* Without memory or descriptors for an allocation, the check has no result. */
 static int check_exports(const struct core_cuda *cuda, int device, struct core_error *error)
 {
 	size_t nbytes;
 	int ret = 0, fd;
 
 	pthread_mutex_lock(&device_lock);
-	fd = devices[device].proven ? -1 : core_device_export(cuda, device, &nbytes);
-	/* Without memory for an allocation, the check has no result. */
-	if (fd >= 0) {
-		ret = check_export(fd, nbytes, device, error);
-		devices[device].proven = !ret;
-		core_private_close(fd);
+	if (!devices[device].proven) {
+		fd = core_device_export(cuda, device, &nbytes, error);
+		if (fd >= 0) {
+			ret = check_export(fd, nbytes, device, error);
+			devices[device].proven = !ret;
+			core_private_close(fd);
+		} else if (error->failure != CORE_FAILED_MEMORY &&
+			   error->status != CORE_CUDA_OPERATING_SYSTEM)
+			ret = -1;
 	}
 	pthread_mutex_unlock(&device_lock);
 	return ret;

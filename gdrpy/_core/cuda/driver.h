@@ -51,8 +51,9 @@ struct core_cuda_location {
 	int id;
 };
 
-/* A CUresult. */
+/* CUresults. */
 #define CORE_CUDA_OUT_OF_MEMORY 2
+#define CORE_CUDA_OPERATING_SYSTEM 304 /* out of descriptors, for example */
 
 /* The name in CUDA's header, the symbol behind it, the parameters. Each returns a CUresult. */
 #define CORE_CUDA_FUNCTIONS(X)                                                                     \

@@ -32,7 +32,6 @@ enum device_attribute {
 #define DMA_BUF_THROUGH_PCIE 1	/* a flag of cuMemGetHandleForAddressRange */
 #define NOT_INITIALIZED 3	/* CUresult */
 #define NOT_SUPPORTED 801
-#define OPERATING_SYSTEM 304   /* CUresult: out of descriptors, for example */
 #define CAPTURE_MODE_RELAXED 2 /* CUstreamCaptureMode */
 
 /* Add CUDA's result to an error with its own message; returns -1. */
@@ -152,7 +151,7 @@ static int export(const struct core_cuda *cuda, uint64_t ptr, int *fd, struct co
 		return 0;
 	result = export_handle(cuda, handle, fd);
 	cuda->cuMemRelease(handle);
-	if (result == OPERATING_SYSTEM || result == CORE_CUDA_OUT_OF_MEMORY)
+	if (result == CORE_CUDA_OPERATING_SYSTEM || result == CORE_CUDA_OUT_OF_MEMORY)
 		return core_cuda_fail(
 			error, cuda, "cuMemExportToShareableHandle", result,
 			"exporting VMM memory, which takes a file descriptor (see ulimit -n)");
@@ -198,7 +197,8 @@ int core_pointer_exports(const struct core_cuda *cuda, const struct core_pointer
 	}
 }
 
-int core_device_export(const struct core_cuda *cuda, int device, size_t *nbytes)
+int core_device_export(const struct core_cuda *cuda, int device, size_t *nbytes,
+		       struct core_error *error)
 {
 	const struct core_cuda_allocation smallest = {
 		.type = PINNED,
@@ -206,16 +206,24 @@ int core_device_export(const struct core_cuda *cuda, int device, size_t *nbytes)
 		.location_type = ON_DEVICE,
 		.location_id = device,
 	};
+	const char *call = "cuMemGetAllocationGranularity";
 	uint64_t handle;
-	int fd = -1;
+	int fd, result;
 
-	if (!cuda->cuMemCreate || cuda->cuMemGetAllocationGranularity(nbytes, &smallest, 0) ||
-	    cuda->cuMemCreate(&handle, *nbytes, &smallest, 0))
-		return -1;
-	if (export_handle(cuda, handle, &fd))
-		fd = -1;
-	cuda->cuMemRelease(handle);
-	return fd;
+	if (!cuda->cuMemCreate)
+		return core_fail(error, CORE_FAILED_UNAVAILABLE, EOPNOTSUPP,
+				 "this CUDA driver lacks cuMemCreate: use a newer one");
+	result = cuda->cuMemGetAllocationGranularity(nbytes, &smallest, 0);
+	if (!result) {
+		call = "cuMemCreate";
+		result = cuda->cuMemCreate(&handle, *nbytes, &smallest, 0);
+	}
+	if (!result) {
+		call = "cuMemExportToShareableHandle";
+		result = export_handle(cuda, handle, &fd);
+		cuda->cuMemRelease(handle);
+	}
+	return result ? core_cuda_fail(error, cuda, call, result, "exporting GPU memory") : fd;
 }
 
 int core_pointer_ipc_handle(const struct core_cuda *cuda, const struct core_pointer *pointer,

@@ -53,10 +53,11 @@ int core_pointer_exports(const struct core_cuda *cuda, const struct core_pointer
 			 struct core_error *error);
 
 /*
- * A descriptor of a new allocation of the device's smallest size, and that size; -1 on failure.
- * Only the descriptor keeps the allocation alive.
+ * Return a descriptor of a new allocation of the device's smallest size, or -1, and store that
+ * size. Only the descriptor keeps the allocation alive.
  */
-int core_device_export(const struct core_cuda *cuda, int device, size_t *nbytes);
+int core_device_export(const struct core_cuda *cuda, int device, size_t *nbytes,
+		       struct core_error *error);
 
 /*
  * The legacy IPC handle of a cuMemAlloc pointer. It lets any process of the machine map the memory,

@@ -367,6 +367,16 @@ class TestMigInstance:
         assert ledger() == NOTHING
 
     @pytest.mark.preloaded(**ON_NVRM, FAKE_RM_MIG="3")
+    def test_that_a_lack_of_memory_hides_is_looked_for_again(self) -> None:
+        with cuda.context(0), gdrpy.open() as gdr:
+            pointer = int(cuda.call("cuMemAlloc", 4096))
+            for fault in ("cuMemCreate:1:2", "cuMemExportToShareableHandle:1:2"):
+                with sim.fault(fault), pytest.raises(gdrpy.OutOfMemory, match=fault.split(":")[0]):
+                    gdr.pin(pointer, 100)
+            gdr.pin(pointer, 100).close()
+        assert ledger() == NOTHING
+
+    @pytest.mark.preloaded(**ON_NVRM, FAKE_RM_MIG="3")
     def test_that_may_not_be_used_is_said_to_be(self) -> None:
         before = warm_driver()
         refused = pytest.raises(gdrpy.BackendUnavailable)

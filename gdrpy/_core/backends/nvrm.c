@@ -250,53 +250,69 @@ static void __attribute__((constructor)) watch_forks(void)
  * last: half a millisecond each. Keeping one open spares every pin of VMM memory that time, and
  * costs the smallest allocation of the device, 2 MiB.
  */
-static void export_device(const struct core_cuda *cuda, int device)
+static int export_device(const struct core_cuda *cuda, int device, struct core_error *error)
 {
-	struct core_error ignored;
 	size_t nbytes;
+	int fd;
 
 	if (!devices[device].exporting) {
-		devices[device].export = core_device_export(cuda, device, &nbytes, &ignored);
-		devices[device].exporting = devices[device].export >= 0;
+		fd = core_device_export(cuda, device, &nbytes, error);
+		if (fd < 0)
+			return -1;
+		devices[device].export = fd;
+		devices[device].exporting = true;
 	}
+	return devices[device].export;
 }
 
 static void keep_exporting(const struct core_cuda *cuda, int device)
 {
+	struct core_error ignored;
+
 	if (device < 0 || device >= MOST_DEVICES)
 		return;
 	pthread_mutex_lock(&device_lock);
-	export_device(cuda, device);
+	export_device(cuda, device, &ignored);
 	pthread_mutex_unlock(&device_lock);
 }
 
-static int add_duplicate(struct core_memory *memory, const struct core_cuda *cuda, int device,
-			 const struct core_ipc_info *info, uint64_t offset, uint64_t nbytes,
-			 struct core_error *error)
+/*
+ * The sibling for core_rm_duplicate(): this process's exports are in the same MIG instance. Called
+ * with device_lock held.
+ */
+static int find_sibling(const struct core_cuda *cuda, int device, int *sibling,
+			struct core_error *error)
 {
-	int pci[3], sibling = -1;
+	*sibling = devices[device].split ? export_device(cuda, device, error) : -1;
+	return devices[device].split && *sibling < 0 ? -1 : 0;
+}
+
+static int add_duplicate(struct core_memory *memory, const struct core_cuda *cuda, int device,
+			 int sibling, const struct core_ipc_info *info, uint64_t offset,
+			 uint64_t nbytes, struct core_error *error)
+{
+	int pci[3];
 
 	if (core_device_pci(cuda, device, pci))
 		return core_fail(error, CORE_FAILED_UNAVAILABLE, ENODEV,
 				 "CUDA does not report the PCI address of device %d", device);
-	/* This process's exports are in the same MIG instance, and identify it. */
-	if (devices[device].split && devices[device].exporting)
-		sibling = devices[device].export;
 	return add_block(memory, pci, sibling, info, offset, nbytes, error);
 }
 
-/* A core_ipc_read through a read-only mapping. */
+/* A core_ipc_read through a read-only mapping, called with device_lock held. */
 static int read_allocation(const struct core_cuda *cuda, const struct core_pointer *pointer,
 			   const struct core_ipc_info *info, uint64_t offset, void *bytes,
 			   size_t nbytes, struct core_error *error)
 {
 	struct core_memory *memory = new_memory(pointer->base, pointer->device, error);
 	struct core_view view;
+	int sibling;
 
 	if (!memory)
 		return -1;
-	if (add_duplicate(memory, cuda, pointer->device, info, info->block_offset + offset, nbytes,
-			  error) ||
+	if (find_sibling(cuda, pointer->device, &sibling, error) ||
+	    add_duplicate(memory, cuda, pointer->device, sibling, info, info->block_offset + offset,
+			  nbytes, error) ||
 	    core_memory_map(memory, 0, nbytes, true, &view, error)) {
 		core_memory_undo(memory);
 		return -1;
@@ -328,9 +344,12 @@ static bool is_split(const struct core_cuda *cuda, int device)
 	return core_rm_split(client, &gpu);
 }
 
-/* CORE_FAILED_UNAVAILABLE unless this driver's IPC handles are laid out as expected. */
+/*
+ * CORE_FAILED_UNAVAILABLE unless this driver's IPC handles are laid out as expected. Stores the
+ * sibling for core_rm_duplicate().
+ */
 static int check_handles(const struct core_cuda *cuda, const struct core_pointer *pointer,
-			 struct core_error *error)
+			 int *sibling, struct core_error *error)
 {
 	char problem[sizeof(devices[0].problem)] = "";
 	char version[32];
@@ -344,8 +363,6 @@ static int check_handles(const struct core_cuda *cuda, const struct core_pointer
 	pthread_mutex_lock(&device_lock);
 	if (!devices[pointer->device].checked) {
 		devices[pointer->device].split = is_split(cuda, pointer->device);
-		if (devices[pointer->device].split)
-			export_device(cuda, pointer->device);
 		ret = core_ipc_check(cuda, pointer, devices[pointer->device].scratch,
 				     read_allocation, error);
 		devices[pointer->device].checked = !ret || is_verdict(error);
@@ -353,6 +370,8 @@ static int check_handles(const struct core_cuda *cuda, const struct core_pointer
 			snprintf(devices[pointer->device].problem, sizeof(problem), "%.255s",
 				 error->message);
 	}
+	if (!ret)
+		ret = find_sibling(cuda, pointer->device, sibling, error);
 	memcpy(problem, devices[pointer->device].problem, sizeof(problem));
 	pthread_mutex_unlock(&device_lock);
 
@@ -374,13 +393,15 @@ static int add_part_of_block(struct core_memory *memory, const struct core_cuda 
 	struct core_cuda_ipc handle;
 	struct core_ipc_info info;
 	uint64_t offset;
+	int sibling;
 
 	/* Memory without a handle says nothing about other handles, so this comes first. */
 	if (core_pointer_ipc_handle(cuda, pointer, &handle, error) ||
-	    check_handles(cuda, pointer, error) || core_ipc_parse(&handle, pointer, &info, error) ||
+	    check_handles(cuda, pointer, &sibling, error) ||
+	    core_ipc_parse(&handle, pointer, &info, error) ||
 	    core_ipc_offset(&info, pointer, range, &offset, error))
 		return -1;
-	return add_duplicate(memory, cuda, pointer->device, &info, offset,
+	return add_duplicate(memory, cuda, pointer->device, sibling, &info, offset,
 			     range->end - range->start, error);
 }
 
@@ -452,10 +473,11 @@ static int check_exports(const struct core_cuda *cuda, int device, struct core_e
 static int prove(const struct core_cuda *cuda, int device, void *context, struct core_error *error)
 {
 	const struct core_pointer near = {.context = context, .device = device};
+	int sibling;
 
 	if (device < MOST_DEVICES && check_exports(cuda, device, error))
 		return -1;
-	return context ? check_handles(cuda, &near, error) : 0;
+	return context ? check_handles(cuda, &near, &sibling, error) : 0;
 }
 
 static struct core_memory *take(const struct core_cuda *cuda, const struct core_request *request,

@@ -104,8 +104,9 @@ static int run(struct core_engine *engine, void *context, struct core_error *err
 	const struct rows_job *job = context;
 	const struct core_rows *rows = job->rows;
 	const size_t nbytes = rows->nbytes * rows->count;
-	struct core_row_walk walk = {
-		.rows = rows, .device = job->offset, .chunk = core_stage_chunk(nbytes, 1, job->to_gpu)};
+	struct core_row_walk walk = {.rows = rows,
+				     .device = job->offset,
+				     .chunk = core_stage_chunk(nbytes, 1, job->to_gpu)};
 	struct core_channel *channel = core_stage_channel(engine, nbytes, error);
 	struct core_staging_lane *lane =
 		channel ? core_lane_take(engine, CORE_LANE_ROWS, error) : NULL;

@@ -147,8 +147,8 @@ char *core_link_host(size_t nbytes, struct core_error *error)
 	}
 	core_forks_let_go();
 	if (host == MAP_FAILED)
-		return core_fail_call_null(error, ENOMEM, 0,
-					   "mmap (%zu bytes for the copy engine)", nbytes);
+		return core_fail_call_null(error, ENOMEM, 0, "mmap (%zu bytes for the copy engine)",
+					   nbytes);
 	if (huge)
 		(void)madvise(host, nbytes, MADV_HUGEPAGE);
 	return host;

@@ -13,8 +13,9 @@
 #include "engine/private.h"
 
 /*
- * Larger copies go to the polite channel. Smaller ones take 20 us at most, less than its time slice,
- * and a process that makes no larger ones is spared the 3 ms that this channel takes to make.
+ * Larger copies go to the polite channel. Smaller ones take 20 us at most, less than its time
+ * slice, and a process that makes no larger ones is spared the 3 ms that this channel takes to
+ * make.
  */
 #define SMALL_CHANNEL_UP_TO (1 << 20)
 /* Larger copies leave a lane to smaller ones. */
@@ -172,7 +173,8 @@ static void run_part(void *context, unsigned int part)
 
 	(void)part;
 	lane = core_lane_take(stage->engine,
-			      stage->nbytes < SMALL_LANE_BELOW ? CORE_LANE_SMALL : CORE_LANE_BULK, &error);
+			      stage->nbytes < SMALL_LANE_BELOW ? CORE_LANE_SMALL : CORE_LANE_BULK,
+			      &error);
 	if (lane) {
 		ret = stage->to_gpu ? write_chunks(stage, lane, &error)
 				    : read_chunks(stage, lane, &error);
@@ -199,10 +201,9 @@ static unsigned int threads_for(size_t nbytes)
 struct core_channel *core_stage_channel(struct core_engine *engine, size_t nbytes,
 					struct core_error *error)
 {
-	return core_link_channel(engine->link,
-				 nbytes <= SMALL_CHANNEL_UP_TO ? CORE_CHANNEL_SMALL
-							       : CORE_CHANNEL_BULK,
-				 error);
+	return core_link_channel(
+		engine->link,
+		nbytes <= SMALL_CHANNEL_UP_TO ? CORE_CHANNEL_SMALL : CORE_CHANNEL_BULK, error);
 }
 
 /* A read's CPU begins when its first chunk has arrived, so its chunks are smaller. */

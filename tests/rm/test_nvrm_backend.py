@@ -201,6 +201,24 @@ class TestRefusedCall:
 
 
 class TestDescriptor:
+    @pytest.mark.parametrize(
+        ("call", "kind"),
+        [
+            ("GET_EXPORT_OBJECT_INFO", "InvalidHandle"),
+            ("DEVICE", "DriverError"),
+            ("IMPORT_OBJECTS_FROM_FD", "InvalidHandle"),
+            ("GET_SURFACE_INFO", "DriverError"),
+        ],
+    )
+    def test_is_blamed_only_for_calls_that_look_at_it(self, call: str, kind: str) -> None:
+        cuda.driver()
+        # Where making the device fails, it is tried once more.
+        assert rm.set_fault(f"{call}:1:0x1f,{call}:2:0x1f") == 0
+        with pytest.raises(gdrpy.Error, match="driver status 0x1f") as caught:
+            gdrpy.alloc(4096)
+        assert type(caught.value).__name__ == kind
+        assert ledger() == NOTHING
+
     def test_of_another_kind_is_refused(self) -> None:
         reader, writer = os.pipe()
         with pytest.raises(gdrpy.InvalidHandle, match="is a pipe, which the NVIDIA driver"):

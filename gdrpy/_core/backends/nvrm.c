@@ -141,12 +141,8 @@ static int add_export(void *memory, int fd, uint64_t offset, uint64_t nbytes,
 {
 	struct core_rm_memory block;
 
-	if (core_rm_import(client, fd, &block, error)) {
-		failed(error, "importing the allocation");
-		if (error->failure == CORE_FAILED_CALL && error->number == EINVAL)
-			error->failure = CORE_FAILED_HANDLE;
-		return -1;
-	}
+	if (core_rm_import(client, fd, &block, error))
+		return failed(error, "importing the allocation");
 	return add(memory, &block, offset, nbytes ? nbytes : block.nbytes, error);
 }
 

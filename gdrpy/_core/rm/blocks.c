@@ -40,6 +40,14 @@ static int memory_finish(struct core_rm *client, const struct core_rm_device *de
 	return 0;
 }
 
+/* A call that refuses a descriptor says that it is not an export. */
+static int refused(struct core_error *error)
+{
+	if (error->failure == CORE_FAILED_CALL && error->number == EINVAL)
+		error->failure = CORE_FAILED_HANDLE;
+	return -1;
+}
+
 /* The GPU of exported memory, and its MIG instance if the driver reports it. */
 static int export_info(struct core_rm *client, int fd, struct nvrm_export_info *info,
 		       struct core_error *error)
@@ -50,7 +58,7 @@ static int export_info(struct core_rm *client, int fd, struct nvrm_export_info *
 	if (core_rm_control_grown(client, "GET_EXPORT_OBJECT_INFO", client->handle,
 				  NVRM_CTRL_GET_EXPORT_OBJECT_INFO, info, &size,
 				  NVRM_EXPORT_INFO_OLD_SIZE, error))
-		return -1;
+		return refused(error);
 	if (size == NVRM_EXPORT_INFO_OLD_SIZE)
 		info->gpu_instance = NVRM_NO_INSTANCE;
 	return 0;
@@ -87,7 +95,7 @@ int core_rm_import(struct core_rm *client, int fd, struct core_rm_memory *memory
 	if (core_rm_control(client, "IMPORT_OBJECTS_FROM_FD", client->handle,
 			    NVRM_CTRL_IMPORT_OBJECTS_FROM_FD, &import, sizeof(import), error)) {
 		core_rm_explain(client, device, error);
-		return -1;
+		return refused(error);
 	}
 
 	if (import.types[0] != NVRM_OBJECT_VIDEO_MEMORY) {

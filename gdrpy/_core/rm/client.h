@@ -77,8 +77,8 @@ int core_rm_export_gpu(struct core_rm *client, int fd, struct core_rm_gpu *gpu,
 bool core_rm_split(struct core_rm *client, const struct core_rm_gpu *gpu);
 
 /*
- * Take in memory from an export or from an IPC handle. For a handle, `sibling` is any export of the
- * same MIG instance if the GPU is split, else -1.
+ * Take in memory from an export (CORE_FAILED_HANDLE for another descriptor) or from an IPC handle.
+ * For a handle, `sibling` is any export of the same MIG instance if the GPU is split, else -1.
  */
 int core_rm_import(struct core_rm *client, int fd, struct core_rm_memory *memory,
 		   struct core_error *error);

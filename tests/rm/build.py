@@ -93,6 +93,8 @@ def c_number(value: str) -> str:
 def build_core_test(directory: Path, name: str, *core: str) -> Path:
     """Build a test and the files of the C core that match, for LD_PRELOAD, under sanitizers.
 
+    What begins with a hyphen is an option for the compiler.
+
     Raises:
         subprocess.CalledProcessError: the compiler refused.
     """
@@ -102,6 +104,7 @@ def build_core_test(directory: Path, name: str, *core: str) -> Path:
     cuda = [f"-Wl,--no-as-needed,-rpath,{SIM}", SIM / "libcuda.so.1"]
     # The sanitizers' runtime must come before a preloaded library: so it is linked in.
     options = ["-O1", "-g", *folders, *SANITIZERS, "-static-libasan"]
+    options += [pattern for pattern in core if pattern.startswith("-")]
     compile_c(program, [*sources, *cuda], options)
     return program
 

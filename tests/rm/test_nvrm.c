@@ -135,6 +135,40 @@ static void a_call_refused_at_any_step_leaves_nothing(void)
 	close(fd);
 }
 
+static int failing_calloc; /* 1: the next one */
+
+void *__real_calloc(size_t count, size_t size);
+
+void *__wrap_calloc(size_t count, size_t size)
+{
+	return failing_calloc && !--failing_calloc ? NULL : __real_calloc(count, size);
+}
+
+/* Of the client and of its first device. */
+static void a_lack_of_the_hosts_memory_is_not_blamed_on_the_gpu(void)
+{
+	struct core_rm_memory memory;
+	struct core_error error;
+	struct core_rm *client;
+	int fd = gpu_memory(BLOCK);
+
+	failing_calloc = 1;
+	CHECK_EQ(core_rm_open(&client, &error), -1);
+	CHECK_EQ(strcmp(error.message, "this process is out of memory"), 0);
+	CHECK_EQ(error.failure, CORE_FAILED_MEMORY);
+	CHECK_EQ(error.number, ENOMEM);
+
+	client = open_client();
+	failing_calloc = 1;
+	CHECK_EQ(core_rm_import(client, fd, &memory, &error), -1);
+	CHECK_EQ(strcmp(error.message, "this process is out of memory"), 0);
+	CHECK_EQ(error.failure, CORE_FAILED_MEMORY);
+	CHECK_EQ(error.number, ENOMEM);
+	core_rm_close(client);
+	close(fd);
+	check_nothing_left();
+}
+
 static void *map_again_and_again(void *argument)
 {
 	struct core_rm *client = argument;
@@ -168,4 +202,5 @@ static void threads_share_a_client(void)
 
 CHECK_MAIN(TEST(a_mapping_of_an_export_is_its_memory), TEST(a_duplicate_is_the_owners_block),
 	   TEST(a_gpu_that_is_not_listed_is_no_device),
-	   TEST(a_call_refused_at_any_step_leaves_nothing), TEST(threads_share_a_client))
+	   TEST(a_call_refused_at_any_step_leaves_nothing),
+	   TEST(a_lack_of_the_hosts_memory_is_not_blamed_on_the_gpu), TEST(threads_share_a_client))

@@ -18,7 +18,7 @@ class TestCalls:
     @pytest.mark.parametrize(
         ("program", "core", "count"),
         [
-            ("test_nvrm", ["rm/*.c", "memory/map.c", "common/*.c"], 5),
+            ("test_nvrm", ["rm/*.c", "memory/map.c", "common/*.c", "-Wl,--wrap=calloc"], 6),
             ("test_engine", [f"{folder}/*.c" for folder in ENGINE], 6),
             ("test_take", [f"{folder}/*.c" for folder in ALL], 27),
         ],

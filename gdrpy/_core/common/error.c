@@ -31,6 +31,11 @@ int core_fail(struct core_error *error, enum core_failure failure, int number, c
 	return -1;
 }
 
+int core_fail_malloc(struct core_error *error)
+{
+	return core_fail(error, CORE_FAILED_MEMORY, ENOMEM, "this process is out of memory");
+}
+
 static enum core_failure failure_of(int number)
 {
 	switch (number) {

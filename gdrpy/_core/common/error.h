@@ -39,9 +39,13 @@ int core_fail(struct core_error *error, enum core_failure failure, int number, c
 int core_fail_call(struct core_error *error, int number, uint32_t status, const char *format, ...)
 	__attribute__((format(printf, 4, 5)));
 
+/* Report that malloc() failed: the host is out of memory, not the GPU. Returns -1. */
+int core_fail_malloc(struct core_error *error);
+
 /* The same for functions that return a pointer. */
 #define core_fail_null(...) (core_fail(__VA_ARGS__), NULL)
 #define core_fail_call_null(...) (core_fail_call(__VA_ARGS__), NULL)
+#define core_fail_malloc_null(error) (core_fail_malloc(error), NULL)
 
 /* Prefix the message with the purpose of the call. */
 int core_explain(struct core_error *error, const char *format, ...)

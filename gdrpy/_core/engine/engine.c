@@ -54,7 +54,7 @@ static struct core_engine *new_engine(const struct core_rm_gpu *gpu, struct core
 	struct core_engine *engine = calloc(1, sizeof(*engine));
 
 	if (!engine)
-		return core_fail_call_null(error, ENOMEM, 0, "malloc");
+		return core_fail_malloc_null(error);
 	engine->gpu = *gpu;
 	engine->forks = forks;
 	core_writers_lock(&engine->lock);

@@ -164,7 +164,7 @@ struct core_link *core_link_open(const struct core_rm_gpu *gpu, struct core_erro
 	struct core_link *link = calloc(1, sizeof(*link));
 
 	if (!link)
-		return core_fail_call_null(error, ENOMEM, 0, "malloc");
+		return core_fail_malloc_null(error);
 	link->users = 1;
 	pthread_mutex_init(&link->lock, NULL);
 	if (core_rm_open(&link->client, error)) {

@@ -107,7 +107,7 @@ static struct core_engine_memory *new_memory(const struct core_rm_gpu *gpu, unsi
 		return NULL;
 	memory = calloc(1, sizeof(*memory) + count * sizeof(memory->parts[0]));
 	if (!memory)
-		return core_fail_call_null(error, ENOMEM, 0, "malloc");
+		return core_fail_malloc_null(error);
 	memory->engine = engine;
 	memory->count = count;
 	return memory;

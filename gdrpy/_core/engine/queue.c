@@ -34,7 +34,7 @@ struct core_queue *core_queue_open(struct core_engine_memory *memory, struct cor
 	struct core_queue *queue = calloc(1, sizeof(*queue));
 
 	if (!queue)
-		return core_fail_call_null(error, ENOMEM, 0, "malloc");
+		return core_fail_malloc_null(error);
 	queue->engine = memory->engine;
 	pthread_mutex_init(&queue->lock, NULL);
 	if (!core_engine_run(queue->engine, open_channel, queue, error))
@@ -67,7 +67,7 @@ static int add_piece(struct core_queue *queue, const struct core_engine_piece *p
 	if (queue->count == queue->room) {
 		pieces = realloc(pieces, room * sizeof(*pieces));
 		if (!pieces)
-			return core_fail_call(error, ENOMEM, 0, "malloc");
+			return core_fail_malloc(error);
 		queue->pieces = pieces;
 		queue->room = room;
 	}

@@ -49,7 +49,7 @@ struct core_registration *core_engine_register(const void *host, size_t nbytes, 
 	struct core_registration *registration = calloc(1, sizeof(*registration));
 
 	if (!registration)
-		return core_fail_call_null(error, ENOMEM, 0, "malloc");
+		return core_fail_malloc_null(error);
 	registration->users = 1;
 	registration->host = host;
 	registration->host_nbytes = nbytes;

@@ -16,8 +16,7 @@ struct core_memory *core_memory_new(const struct core_backend *backend,
 	struct core_memory *memory = calloc(1, size);
 
 	if (!memory)
-		return core_fail_null(error, CORE_FAILED_MEMORY, ENOMEM,
-				      "this process is out of memory");
+		return core_fail_malloc_null(error);
 	memory->backend = backend;
 	memory->functions = functions;
 	memory->page_size = (uint32_t)sysconf(_SC_PAGESIZE);
@@ -33,8 +32,7 @@ int core_memory_add(struct core_memory *memory, const struct core_part *part,
 		reallocarray(memory->parts, memory->nparts + 1, sizeof(memory->parts[0]));
 
 	if (!parts)
-		return core_fail(error, CORE_FAILED_MEMORY, ENOMEM,
-				 "this process is out of memory");
+		return core_fail_malloc(error);
 	parts[memory->nparts++] = *part;
 	memory->parts = parts;
 	memory->nbytes += part->nbytes;
@@ -121,8 +119,7 @@ int core_memory_map(struct core_memory *memory, uint64_t offset, size_t nbytes, 
 	*view = (struct core_view){.kind = memory->kind};
 	view->stretches = calloc(memory->nparts, sizeof(view->stretches[0]));
 	if (!view->stretches)
-		return core_fail(error, CORE_FAILED_MEMORY, ENOMEM,
-				 "this process is out of memory");
+		return core_fail_malloc(error);
 	if (map_stretches(memory, offset, nbytes, readonly, view, error)) {
 		core_memory_unmap(memory, view, &ignored);
 		return -1;

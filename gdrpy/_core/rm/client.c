@@ -128,7 +128,7 @@ int core_rm_open(struct core_rm **result, struct core_error *error)
 	struct core_rm *client = calloc(1, sizeof(*client));
 
 	if (!client)
-		return core_fail_call(error, ENOMEM, 0, "malloc");
+		return core_fail_malloc(error);
 
 	client->control = core_private_open(CONTROL_NODE, O_RDWR);
 	if (client->control < 0) {

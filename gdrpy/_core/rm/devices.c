@@ -190,7 +190,7 @@ const struct core_rm_device *core_rm_device(struct core_rm *client, uint32_t ins
 
 	device = calloc(1, sizeof(*device));
 	if (!device) {
-		core_fail_call(error, ENOMEM, 0, "malloc");
+		core_fail_malloc(error);
 		goto out;
 	}
 	device->instance = instance;

@@ -137,7 +137,7 @@ class Copied(Viewed):
             self.write(as_bytes(source), offset)
 
     def _copy_on_gpu(self, call: str, array: DeviceArray, offset: int, to_write: bool) -> None:
-        """Copy a GPU array to or from ``offset``. Raises ReadOnly, Closed."""
+        """Copy a GPU array to or from ``offset``. Raises ReadOnly, Closed, ValueError."""
         if to_write:
             self._check_gpu_may_write(call)
         else:
@@ -147,6 +147,12 @@ class Copied(Viewed):
             self._flush()
         if not array.nbytes:
             return
+        if self._ptr is not None and abs(self._ptr + offset - array.address) < array.nbytes:
+            raise ValueError(
+                f"{call}: {'data' if to_write else 'buffer'} lies in the "
+                f"{type(self).__name__.lower()} itself and overlaps the {array.nbytes} bytes at "
+                f"offset {offset}: copy through other memory, such as another array"
+            )
         if self._ptr is not None and array.device in self._memory.devices:
             with Hold(self._memory):
                 sides = _sides(self._ptr + offset, array.address, to_write)

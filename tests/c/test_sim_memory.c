@@ -191,6 +191,57 @@ static void a_copy_spans_neighbouring_mappings_but_no_hole(void)
 	stop();
 }
 
+/* As on a GPU, which copies in no order. */
+static void a_copy_of_bytes_over_themselves_spoils_them(void)
+{
+	static const struct {
+		int to, from;
+		const char *spoilt;
+	} copies[] = {{1, 0, "aaaaaaah"}, {0, 1, "gggggggh"}, {0, 0, "abcdefgh"}};
+	CUdeviceptr pointer;
+
+	start();
+	pointer = allocate(8);
+	for (int i = 0; i < 3; i++) {
+		OK(cuMemcpyHtoD_v2(pointer, "abcdefgh", 8));
+		OK(cuMemcpyDtoD_v2(pointer + copies[i].to, pointer + copies[i].from, 6));
+		OK(cuCtxSynchronize());
+		CHECK_MEM_EQ(host(pointer), copies[i].spoilt, 8);
+	}
+	OK(cuMemFree_v2(pointer));
+	stop();
+}
+
+static void rows_that_overlap_others_are_spoilt(void)
+{
+	CUDA_MEMCPY2D rows = {
+		.srcMemoryType = CU_MEMORYTYPE_DEVICE,
+		.dstMemoryType = CU_MEMORYTYPE_DEVICE,
+		.srcPitch = 4,
+		.dstPitch = 4,
+		.WidthInBytes = 4,
+		.Height = 2,
+	};
+	CUdeviceptr pointer;
+
+	start();
+	pointer = allocate(12);
+	OK(cuMemcpyHtoD_v2(pointer, "one.two.and.", 12));
+	rows.srcDevice = pointer;
+	rows.dstDevice = pointer + 4;
+	OK(cuMemcpy2D_v2(&rows));
+	OK(cuCtxSynchronize());
+	CHECK_MEM_EQ(host(pointer), "one.one.one.", 12);
+	OK(cuMemcpyHtoD_v2(pointer, "one.two.and.", 12));
+	rows.srcDevice = pointer + 4;
+	rows.dstDevice = pointer;
+	OK(cuMemcpy2D_v2(&rows));
+	OK(cuCtxSynchronize());
+	CHECK_MEM_EQ(host(pointer), "and.and.and.", 12);
+	OK(cuMemFree_v2(pointer));
+	stop();
+}
+
 static void nothing_is_copied_from_and_to_nowhere(void)
 {
 	start();
@@ -332,7 +383,8 @@ CHECK_MAIN(TEST(small_allocations_share_one_block),
 	   TEST(mapped_memory_needs_access_before_it_is_touched),
 	   TEST(the_program_may_store_where_the_device_may_write),
 	   TEST(a_copy_spans_neighbouring_mappings_but_no_hole),
-	   TEST(nothing_is_copied_from_and_to_nowhere),
+	   TEST(a_copy_of_bytes_over_themselves_spoils_them),
+	   TEST(rows_that_overlap_others_are_spoilt), TEST(nothing_is_copied_from_and_to_nowhere),
 	   TEST(an_unmap_that_would_split_a_mapping_changes_nothing),
 	   TEST(a_wished_address_is_taken_when_it_is_free),
 	   TEST(memory_runs_out_at_the_size_of_the_device),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -118,6 +119,12 @@ class TestCopies:
             mapping.write(np.zeros((4, 4))[:, 1])
 
 
+def on_gpu(ptr, nbytes):
+    """Another library's array."""
+    shown = {"shape": (nbytes,), "typestr": "|u1", "data": (ptr, False), "version": 3}
+    return SimpleNamespace(__cuda_array_interface__=shown)
+
+
 class TestOverlap:
     """Bytes of a mapping that are copied over themselves: cached memory alone would forgive it."""
 
@@ -148,6 +155,29 @@ class TestOverlap:
         with pytest.raises(ValueError, match="overlaps the 100 bytes at offset"):
             copy(region, view, 150 + apart)
         assert region.cpu.read(400) == before
+
+    @pytest.mark.parametrize("apart", [-99, -1, 0, 1, 99])
+    @pytest.mark.parametrize("call", ["write", "readinto"])
+    def test_of_an_array_on_the_gpu_is_refused_and_changes_nothing(self, region, call, apart):
+        before = random.Random(apart).randbytes(400)
+        region.cpu.write(before)
+        name = "data" if call == "write" else "buffer"
+        error = (
+            rf"Region\.{call}: {name} lies in the region itself and overlaps the 100 bytes at "
+            rf"offset {150 + apart}: copy through other memory"
+        )
+        with pytest.raises(ValueError, match=error):
+            getattr(region, call)(on_gpu(region.ptr + 150, 100), 150 + apart)
+        assert region.cpu.read(400) == before
+
+    @pytest.mark.parametrize("apart", [-100, 100])
+    def test_of_an_array_on_the_gpu_is_not_that_of_neighbours(self, region, apart):
+        data = random.Random(apart).randbytes(400)
+        region.cpu.write(data)
+        region.write(on_gpu(region.ptr + 150, 100), 150 + apart)
+        assert region.cpu.read(100, 150 + apart) == data[150:250]
+        assert region.readinto(on_gpu(region.ptr + 150, 100), 150 - apart) == 100
+        assert region.cpu.read(100, 150) == data[150 - apart : 250 - apart]
 
     def test_of_pieces_with_those_that_others_fill_is_refused(self, mapping):
         view = mapping.numpy(np.uint8)

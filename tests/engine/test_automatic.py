@@ -203,8 +203,33 @@ class TestRows:
             assert np.array_equal(rows, expected[:, :64])
             assert entries(lambda: alone.readinto_strided(rows, 256)) == 0
 
+    def test_of_a_kib_or_more_are_written_by_the_engine_without_cuda(self) -> None:
+        with without_cuda() as alone:
+            expected = np.frombuffer(bytearray(alone.cpu.read()), np.uint8)
+            rows = np.random.default_rng(5).integers(0, 256, (513, KIB), np.uint8)
+
+            def write(rows: np.ndarray, pitch: int = 2 * KIB) -> int:
+                nbytes = rows.shape[1]
+                for number, row in enumerate(rows):
+                    expected[7 + number * pitch :][:nbytes] = row
+                made = entries(lambda: alone.write_strided(rows, pitch, 7))
+                assert alone.cpu.read() == expected.tobytes()
+                return made
+
+            # Eight of them are 4 MiB: then the engine is made.
+            assert [write(rows[:512]) > 0 for _ in range(8)] == [False] * 7 + [True]
+            assert write(rows[:511]) == 0
+            assert write(rows[:, : KIB - 1]) == 0
+            assert write(rows[::-1]) > 0
+            assert write(np.vstack([rows, rows, rows])) > 0
+            rm.set_fault("ENGINE:1:31,ENGINE:2:31,ENGINE:3:31")
+            write(rows[::2].repeat(2, 0))
+            assert write(rows) == 0
+
     def test_with_cuda_go_by_dma(self) -> None:
         with reached() as region:
+            rows = np.zeros((512, KIB), np.uint8)
+            assert entries(lambda: region.write_strided(rows, 2 * KIB)) == 0
             rows = np.empty((4096, 64), np.uint8)
             assert entries(lambda: region.readinto_strided(rows, 256)) == 0
 

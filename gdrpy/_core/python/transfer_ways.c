@@ -26,7 +26,7 @@
 #define ENGINE_ALONE ((size_t)4 << 20)
 #define COUNTED_LEAST ((size_t)64 << 10)
 
-static unsigned int lanes_for(const struct transfers *self, Py_ssize_t nbytes)
+unsigned int core_transfers_lanes(const struct transfers *self, Py_ssize_t nbytes)
 {
 	if (nbytes <= ONE_LANE_UP_TO)
 		return 1;
@@ -120,7 +120,7 @@ static enum core_way choose(struct transfers *self, const struct core_copy *copy
 static bool by_dma(struct transfers *self, const struct core_copy *copy, bool pinned, bool to_write,
 		   struct core_error *error)
 {
-	unsigned int lanes = pinned ? 0 : lanes_for(self, copy->nbytes);
+	unsigned int lanes = pinned ? 0 : core_transfers_lanes(self, copy->nbytes);
 	uint64_t device = self->ptr + (uint64_t)copy->offset;
 	struct core_dma *dma = self->dma; /* another thread may arm the object again */
 	size_t nbytes = (size_t)copy->nbytes;

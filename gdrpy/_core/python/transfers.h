@@ -75,6 +75,8 @@ bool core_transfers_range(struct transfers *self, const struct core_copy *copy);
 bool core_transfers_try_engine(struct transfers *self, const struct core_copy *copy, bool to_write);
 /* Copy by the faster way, or by the requested one: in transfer_ways.c. */
 bool core_transfers_copy(struct transfers *self, const struct core_copy *copy, bool to_write);
+/* How many threads stage so many bytes. */
+unsigned int core_transfers_lanes(const struct transfers *self, Py_ssize_t nbytes);
 /* The end of a copy by the GPU. */
 void core_transfers_end(struct transfers *self);
 /* Raise a failure of DMA as an exception; returns false. */

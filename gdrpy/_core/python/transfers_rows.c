@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* Region.write_strided() and Region.readinto_strided(), by the mapping or by DMA. */
+/* Region.write_strided() and Region.readinto_strided(), by the mapping, DMA or the engine. */
+#include "copy/parallel.h"
 #include "strided.h"
 #include "transfers.h"
 
-/* DMA from page-locked memory is fast for rows at least this long; it copies each separately. */
-#define DIRECT_ROW_MIN 1024
+/* The GPU writes rows at least this long at full speed; it copies each separately. */
+#define GPU_ROW_MIN 1024
 
 /* Rows that are contiguous on both sides are copied as bytes. */
 static bool is_one_piece(const struct core_strided *call)
@@ -44,37 +45,78 @@ static bool by_dma(struct transfers *self, const struct core_strided *call, bool
 	return done || core_raise_cuda(&error);
 }
 
+struct engine_job {
+	struct core_engine_memory *memory;
+	uint64_t offset;
+	const struct core_rows *rows;
+	size_t share; /* rows of a part */
+	bool to_write, failed;
+	struct core_error *error; /* of the first failure */
+};
+
+static void run_part(void *context, unsigned int part)
+{
+	struct engine_job *job = context;
+	size_t first = part * job->share, left = job->rows->count - first;
+	struct core_rows rows = *job->rows;
+	struct core_error error;
+
+	rows.first += (ptrdiff_t)first * rows.stride;
+	rows.count = left < job->share ? left : job->share;
+	if (core_engine_transfer_rows(job->memory, job->offset + first * rows.pitch, &rows,
+				      job->to_write, &error) &&
+	    !__atomic_exchange_n(&job->failed, true, __ATOMIC_RELAXED))
+		*job->error = error;
+}
+
 static bool by_engine(struct transfers *self, const struct core_strided *call, bool to_write,
 		      struct core_error *error)
 {
 	struct core_use use = core_transfers_use_engine(self);
-	int ret;
+	const unsigned int lanes = core_transfers_lanes(self, call->view.len);
+	const size_t count = call->rows.count;
+	struct engine_job job = {
+		.memory = use.memory,
+		.offset = (uint64_t)call->offset,
+		.rows = &call->rows,
+		.share = (count + lanes - 1) / lanes,
+		.to_write = to_write,
+		.error = error,
+	};
 
 	Py_BEGIN_ALLOW_THREADS;
-	ret = core_engine_transfer_rows(use.memory, (uint64_t)call->offset, &call->rows, to_write,
-					error);
+	core_parallel((unsigned int)((count + job.share - 1) / job.share), run_part, &job);
 	Py_END_ALLOW_THREADS;
 	core_transfers_end_use(self, &use);
-	return !ret;
+	return !job.failed;
 }
 
-/* Read by the engine, where there is no DMA. *done is false if another way must serve. */
-static bool try_engine(struct transfers *self, const struct core_strided *call, bool *done)
+/*
+ * Without DMA: read by the engine, or write rows that it writes at full speed, by several threads.
+ * *done is false if another way must serve.
+ */
+static bool try_engine(struct transfers *self, const struct core_strided *call, bool to_write,
+		       bool *done)
 {
+	const struct core_limits *limits = to_write ? &self->to : &self->from;
+	const struct core_rows *rows = &call->rows;
 	const struct core_copy copy = {.method = call->method,
-				       .nbytes = (Py_ssize_t)core_rows_read_cost(&call->rows),
-				       .host = call->rows.first};
+				       .nbytes = to_write ? call->view.len
+							  : (Py_ssize_t)core_rows_read_cost(rows),
+				       .host = rows->first};
 	struct core_error error;
 
 	*done = false;
-	if (self->dma || !core_transfers_try_engine(self, &copy, false))
-		return self->dma;
-	if (self->engine && !self->no_engine && copy.nbytes >= self->from.engine) {
-		*done = by_engine(self, call, false, &error);
+	if (self->dma || (to_write && (rows->count == 1 || rows->nbytes < GPU_ROW_MIN)))
+		return true;
+	if (!core_transfers_try_engine(self, &copy, to_write))
+		return false;
+	if (self->engine && !self->no_engine && copy.nbytes >= limits->engine) {
+		*done = by_engine(self, call, to_write, &error);
 		self->no_engine = !*done;
 	}
 	/* Another thread may have closed the region meanwhile. */
-	return *done || core_transfers_ready(self, call->method, false, CORE_AUTOMATIC);
+	return *done || core_transfers_ready(self, call->method, to_write, CORE_AUTOMATIC);
 }
 
 static bool writes_by_dma(struct transfers *self, const struct core_strided *call,
@@ -83,7 +125,7 @@ static bool writes_by_dma(struct transfers *self, const struct core_strided *cal
 	if (way == CORE_BY_DMA || !self->mapping)
 		return true;
 	return way == CORE_AUTOMATIC && self->dma && call->view.len >= self->to.dma_pinned &&
-	       call->rows.nbytes >= DIRECT_ROW_MIN && is_direct(self, &call->rows);
+	       call->rows.nbytes >= GPU_ROW_MIN && is_direct(self, &call->rows);
 }
 
 static bool reads_by_dma(struct transfers *self, const struct core_strided *call, enum core_way way)
@@ -111,7 +153,7 @@ static bool copy_rows(struct transfers *self, const struct core_strided *call, e
 	}
 	if (way == CORE_BY_ENGINE || !core_transfers_has_view(self))
 		return by_engine(self, call, to_write, &error) || core_raise_failure(&error);
-	if (way == CORE_AUTOMATIC && !to_write && (!try_engine(self, call, &done) || done))
+	if (way == CORE_AUTOMATIC && (!try_engine(self, call, to_write, &done) || done))
 		return done;
 	if (to_write ? writes_by_dma(self, call, way) : reads_by_dma(self, call, way))
 		return by_dma(self, call, to_write);

@@ -32,8 +32,12 @@ if TYPE_CHECKING:
 _UNREACHED = (BackendUnavailable, OutOfMemory, DriverError)
 #: From this size in bytes on, a fill by the GPU is quicker, despite its launch cost.
 _DMA_FILL_MIN = 64 * 1024
-#: From this size on, a fill by the engine is quicker, if it must be made first.
-_ENGINE_FILL_MIN = 64 << 20
+#: From this size on, an engine fills quicker than the CPU: at 102 GB/s after 5 us, while stores
+#: reach 20 to 33 GB/s.
+_ENGINE_FILL_MIN = 256 * 1024
+#: From this size on, a fill makes the engine: 64 MiB of stores take 2 to 3.3 ms, and the 6 ms that
+#: an engine takes to make serve later copies too.
+_ENGINE_FILL_FIRST = 64 << 20
 #: Bytes that a fill through the mapping stores at a time.
 _FILL_CHUNK = 256 * 1024
 #: From this size on, a copy on a GPU by the engine is quicker, usually even if it must be made.
@@ -92,7 +96,7 @@ class Copied(Viewed):
     def fill(
         self, value: int, offset: int = 0, nbytes: int | None = None, via: str | None = None
     ) -> None:
-        """Set bytes to one value, by CPU stores, or from 64 KiB on by the GPU.
+        """Set bytes to one value, by CPU stores, or if there are many by the GPU.
 
         Args:
             value: The value of each byte, 0 to 255.
@@ -111,7 +115,8 @@ class Copied(Viewed):
         start, size = as_range(call, offset, nbytes, self.nbytes)
         self._check_gpu_may_write(call)
         has_view = self._ptr is not None or self._has_cpu_view
-        if via is not None or not has_view or (self._ptr is None and size >= _ENGINE_FILL_MIN):
+        least = _ENGINE_FILL_MIN if self._reached else _ENGINE_FILL_FIRST
+        if via is not None or not has_view or (self._ptr is None and size >= least):
             try:
                 self._fill_by_engine(call, byte, start, size)
                 return

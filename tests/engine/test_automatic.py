@@ -188,6 +188,26 @@ class TestFirstUse:
             assert region.cpu.read() == b"\x08" * (64 * MIB)
 
 
+class TestFill:
+    def test_takes_an_engine_that_is_there_from_256_kib_on(self) -> None:
+        with without_cuda() as alone:
+            assert entries(lambda: alone.fill(1, 0, MIB)) == 0
+            expected = bytearray(alone.cpu.read())
+            alone.read(1, via="engine")
+            assert entries(lambda: alone.fill(2, 5, 256 * KIB - 1)) == 0
+            assert entries(lambda: alone.fill(3, MIB + 5, 256 * KIB)) > 0
+            expected[5 : 256 * KIB + 4] = b"\2" * (256 * KIB - 1)
+            expected[MIB + 5 : MIB + 256 * KIB + 5] = b"\3" * (256 * KIB)
+            assert alone.cpu.read() == expected
+            rm.set_fault("ENGINE:1:31,ENGINE:2:31,ENGINE:3:31")
+            alone.fill(4)
+            assert alone.cpu.read() == b"\4" * (4 * MIB)
+
+    def test_with_a_gpu_view_is_left_to_cuda(self) -> None:
+        with reached() as region:
+            assert entries(lambda: region.fill(1)) == 0
+
+
 class TestRows:
     def test_are_read_by_the_engine_without_cuda(self) -> None:
         with without_cuda() as alone:

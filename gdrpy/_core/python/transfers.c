@@ -437,6 +437,8 @@ static PyMethodDef transfers_methods[] = {
 static PyMemberDef transfers_members[] = {
 	{"_running", T_PYSSIZET, offsetof(struct transfers, running), READONLY,
 	 "Copies by the GPU in progress."},
+	{"_reached", T_PYSSIZET, offsetof(struct transfers, engine), READONLY,
+	 "Not 0 once an engine has reached the memory."},
 	{"_pin", T_BOOL, offsetof(struct transfers, pin), 0, "Whether it is a Pin."},
 	{NULL, 0, 0, 0, NULL},
 };

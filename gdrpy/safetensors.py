@@ -10,7 +10,7 @@ import os
 import threading
 from collections import abc, deque
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, nullcontext
+from contextlib import closing
 from typing import Any
 
 import msgspec
@@ -24,7 +24,6 @@ from gdrpy.arrays.safetensors_image import Entry, Layout
 from gdrpy.arrays.shown import Shown
 from gdrpy.common.dtypes import DTYPES, as_dtype
 from gdrpy.errors import SizeMismatch
-from gdrpy.memory.engine import register
 
 __all__ = [
     "Entry",
@@ -174,17 +173,15 @@ def _copied(file: File, region: Shown, shift: int) -> Generator[int, None, None]
 
     def copy() -> None:
         try:
-            memory = region._host_memory(min(_CHUNK, end) + 2 * BLOCK)
+            memory = region._host_memory(min(_CHUNK, end) + 2 * BLOCK, number >= _REGISTER_FROM)
             memory = memory[-memory.ctypes.data % BLOCK :]
-            reused = not region._has_gpu_view and number >= _REGISTER_FROM
-            with register(memory) if reused else nullcontext():
-                while (at := _taken(pieces)) is not None:
-                    upto = min(at + _CHUNK, end)
-                    file.fill(memory, at, upto - at)
-                    begin = max(at, start)
-                    region.write(memory[begin - at : upto - at], begin + shift)
-                    told.append(upto - begin)
-                    more.release()
+            while (at := _taken(pieces)) is not None:
+                upto = min(at + _CHUNK, end)
+                file.fill(memory, at, upto - at)
+                begin = max(at, start)
+                region.write(memory[begin - at : upto - at], begin + shift)
+                told.append(upto - begin)
+                more.release()
         except BaseException as error:
             told.append(error)
             more.release()

@@ -239,17 +239,17 @@ class Copied(Viewed):
         self._copy_on_gpu(call, found, start, to_write)
         return size
 
-    def _host_memory(self, nbytes: int) -> np.ndarray[Any, Any]:
-        """Host memory with undefined contents, page-locked if there is a GPU view.
+    def _host_memory(self, nbytes: int, reused: bool) -> np.ndarray[Any, Any]:
+        """Host memory with undefined contents: page-locked if there is a GPU view.
 
-        Page-locked memory is reused when its last array is gone. Raises OutOfMemory, CudaError.
+        Otherwise, memory that is often reused is registered for the copy engine. Both are kept for
+        the next call when their last array is gone. Raises OutOfMemory, CudaError.
         """
         import numpy as np
 
-        if not nbytes or not self._has_gpu_view:
+        if not nbytes or not (self._has_gpu_view or reused):
             return np.empty(nbytes, np.uint8)
-        assert self.device is not None
-        return borrow(nbytes, self.device)
+        return borrow(nbytes, self.device if self._has_gpu_view else None)
 
 
 def _pieces(

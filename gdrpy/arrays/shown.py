@@ -65,9 +65,10 @@ class Shown(Asynchronous):
             dtype: The elements' type.
             shape: The shape, from byte 0 on; None is the whole region.
 
-        The array's memory is page-locked if the region has a GPU view. When its last array is gone,
-        the memory is kept for the next mirror, or freed beyond 256 MiB. Nothing is copied back if
-        the block raises. A read-only region has a read-only mirror.
+        The array's memory is page-locked if the region has a GPU view. Without one, memory of up to
+        256 MiB is registered for the copy engine once the region has used that. When its last array
+        is gone, such memory is kept for the next mirror, or freed beyond 256 MiB. Nothing is copied
+        back if the block raises. A read-only region has a read-only mirror.
         """
         call = f"{type(self).__name__}.mirror"
         self._check(call)
@@ -80,7 +81,7 @@ class Shown(Asynchronous):
         kind = as_dtype(call, dtype)
         array_kind = kind.numpy(call)
         part = Array(self, self.nbytes // kind.nbytes if shape is None else shape, kind)
-        memory = self._host_memory(part.nbytes)
+        memory = self._host_memory(part.nbytes, bool(self._reached))
         if load:
             self.readinto(memory, 0)
         array = memory.view(array_kind).reshape(part.shape)

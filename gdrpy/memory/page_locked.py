@@ -1,7 +1,8 @@
-"""Page-locked host memory, which both CPU and GPU reach; that for DMA copies is kept for reuse.
+"""Page-locked host memory, which both CPU and GPU reach; that for copies is kept for reuse.
 
 Allocating it takes milliseconds. Freeing it waits for all kernels of the process, and never returns
-while one of them waits for the CPU.
+while one of them waits for the CPU. Without CUDA, in place of a device's memory there is memory
+that is registered for the copy engine: a device of None.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from gdrpy._core import _mapping
 from gdrpy._core._mapping import Undo
 from gdrpy.common.arguments import as_size
 from gdrpy.errors import OutOfMemory
+from gdrpy.memory.engine import register
 from gdrpy.memory.view import Mapping, MappingType
 
 if TYPE_CHECKING:
@@ -27,18 +29,21 @@ KEPT_MAX = 256 << 20
 #: A lent mapping has up to twice the bytes requested, plus this many.
 _SPARE = 1 << 20
 
-_kept: dict[int, list[Mapping]] = {}
+_kept: dict[int | None, list[Mapping]] = {}
 # Reentrant: a garbage collection while it is held may drop a last array, which gives memory back.
 _lock = threading.RLock()
 
 
-def _renew_lock() -> None:
-    """Renew the lock in a forked child: the thread that held it may be gone."""
+def _begin_child() -> None:
+    """Renew the lock in a forked child, as the thread that held it may be gone; what is kept is the
+    parent's.
+    """
     global _lock
     _lock = threading.RLock()
+    _kept.clear()
 
 
-os.register_at_fork(after_in_child=_renew_lock)
+os.register_at_fork(after_in_child=_begin_child)
 
 
 def page_locked(nbytes: int, device: Any = 0) -> Mapping:
@@ -76,13 +81,17 @@ def _free(device: int, address: int) -> None:
             cuda.call("cuMemFreeHost", address)
 
 
-def borrow(nbytes: int, device: int) -> np.ndarray[Any, Any]:
-    """An array of ``nbytes`` (1 or more) bytes of page-locked memory, with undefined contents.
+def borrow(nbytes: int, device: int | None) -> np.ndarray[Any, Any]:
+    """An array of ``nbytes`` (1 or more) bytes of a device's memory, with undefined contents.
 
-    The memory returns to the pool when the last array of it is gone. Raises OutOfMemory, CudaError.
+    The memory returns to the pool when the last array of it is gone. Without a device, memory that
+    would not be kept is ordinary: registering it takes longer than a copy. Raises OutOfMemory,
+    CudaError.
     """
     import numpy as np
 
+    if device is None and nbytes > KEPT_MAX:
+        return np.empty(nbytes, np.uint8)
     memory = _take(nbytes, device) or _allocate(nbytes, device)
     give_back = functools.partial(_give_back, memory, device)
     lent = _mapping.Mapping(memory.address, nbytes, MappingType.CACHED, False, give_back)
@@ -98,7 +107,15 @@ def free_kept() -> None:
         memory.close()
 
 
-def _allocate(nbytes: int, device: int) -> Mapping:
+def _allocate(nbytes: int, device: int | None) -> Mapping:
+    if device is None:
+        import numpy as np
+
+        array = np.empty(nbytes, np.uint8)
+        # It keeps the array.
+        registration = register(array)
+        address = array.ctypes.data
+        return Mapping(address, nbytes, MappingType.CACHED, False, registration.close)
     try:
         return page_locked(nbytes, device)
     except OutOfMemory:
@@ -106,7 +123,7 @@ def _allocate(nbytes: int, device: int) -> Mapping:
         return page_locked(nbytes, device)
 
 
-def _take(nbytes: int, device: int) -> Mapping | None:
+def _take(nbytes: int, device: int | None) -> Mapping | None:
     """The smallest kept memory that is large enough and not far too large."""
     with _lock:
         kept = _kept.get(device, [])
@@ -118,7 +135,7 @@ def _take(nbytes: int, device: int) -> Mapping | None:
         return smallest
 
 
-def _give_back(memory: Mapping, device: int) -> None:
+def _give_back(memory: Mapping, device: int | None) -> None:
     with _lock:
         kept = _kept.setdefault(device, [])
         if memory.nbytes + sum(one.nbytes for one in kept) <= KEPT_MAX:

@@ -164,4 +164,4 @@ class TestMemory:
 
     def test_that_cannot_be_had_is_refused(self, region):
         with pytest.raises(gdrpy.OutOfMemory):
-            region._host_memory(1 << 60)
+            region._host_memory(1 << 60, False)

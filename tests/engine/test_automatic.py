@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ import gdrpy
 import rmclient as rm
 from gdrpy.copies import tuning
 from gdrpy.copies.tuning import BUILT_IN, NEVER
+from gdrpy.memory import page_locked
 
 ON_NVRM = {"GDRPY_SIM": "1", "GDRPY_BACKEND": "nvrm"}
 KIB, MIB = 1 << 10, 1 << 20
@@ -206,6 +209,60 @@ class TestFill:
     def test_with_a_gpu_view_is_left_to_cuda(self) -> None:
         with reached() as region:
             assert entries(lambda: region.fill(1)) == 0
+
+
+class TestMirrorWithoutCuda:
+    def mirrored(self, region: gdrpy.Region, value: int) -> tuple[int, int]:
+        """Fill 64 KiB by a mirror: its address, and the entries that it takes."""
+        address = 0
+
+        def mirror() -> None:
+            nonlocal address
+            with region.mirror(shape=64 * KIB) as array:
+                array[:] = value
+                address = array.ctypes.data
+
+        made = entries(mirror)
+        gc.collect()
+        assert region.cpu.read(64 * KIB) == bytes([value]) * (64 * KIB)
+        return address, made
+
+    def test_is_registered_and_reused_once_the_engine_is_there(self) -> None:
+        with without_cuda() as alone:
+            assert self.mirrored(alone, 1)[1] == 0
+            alone.read(1, via="engine")
+            address, made = self.mirrored(alone, 2)
+            assert made == 1
+            objects = rm.count("objects")
+            assert self.mirrored(alone, 3) == (address, 1)
+            assert rm.count("objects") == objects
+            page_locked.free_kept()
+            assert rm.count("objects") < objects
+        assert rm.violations() == []
+
+    def test_beyond_what_is_kept_is_ordinary_memory(self) -> None:
+        page_locked.KEPT_MAX = 64 * KIB - 1
+        with without_cuda() as alone:
+            alone.read(1, via="engine")
+            assert self.mirrored(alone, 1)[1] == 0
+
+    def test_is_not_the_childs(self) -> None:
+        with without_cuda() as alone:
+            alone.read(1, via="engine")
+            self.mirrored(alone, 1)
+            fd = alone.export()
+            child = os.fork()
+            if not child:
+                status = 1
+                try:
+                    own = gdrpy.Region.from_fd(fd, gpu=False)
+                    own.read(1, via="engine")
+                    status = self.mirrored(own, 2)[1] - 1
+                finally:
+                    os._exit(status)
+            assert os.waitpid(child, 0)[1] == 0
+            assert self.mirrored(alone, 3)[1] == 1
+        assert rm.violations() == []
 
 
 class TestRows:

@@ -64,6 +64,33 @@ class TestRegionCopies:
         os.close(fd)
 
 
+class TestManyPieces:
+    def test_of_any_size_arrive_and_nothing_beside_them(self, large, gpu_read):
+        expected = bytearray(random.Random(1).randbytes(large.nbytes))
+        large.write(expected)
+        pieces = [(0, b"ab"), (7, np.arange(5, dtype="u4")), (99_999, bytearray(b"c" * 70_000))]
+        pieces += [(300_001, memoryview(b"d" * 900_000)), (300_000, b""), (large.nbytes - 1, b"e")]
+        large.write_many(iter(pieces))
+        for offset, data in pieces:
+            expected[offset : offset + memoryview(data).nbytes] = bytes(data)
+        assert gpu_read(large.ptr, large.nbytes) == expected
+
+    @pytest.mark.parametrize("nbytes", [8, 1 << 20])
+    def test_one_of_which_lies_outside_are_refused_whole(self, large, nbytes):
+        large.fill(1)
+        with pytest.raises(ValueError, match=r"Region\.write_many: offset \d+ .*outside"):
+            large.write_many([(0, b"x"), (large.nbytes - nbytes + 1, bytes(nbytes))])
+        assert large.read() == b"\1" * large.nbytes
+
+    def test_to_a_read_only_or_closed_region_are_refused(self, large):
+        fd = large.export()
+        with gdrpy.Region.from_fd(fd, readonly=True) as reader, pytest.raises(gdrpy.ReadOnly):
+            reader.write_many([(0, b"x")])
+        os.close(fd)
+        with pytest.raises(gdrpy.Closed):
+            reader.write_many([])
+
+
 @pytest.fixture(params=["mapping", "dma", "host"])
 def filled(request, contract: None):
     """A region of ones, filled by the CPU, by the GPU, or on the host."""

@@ -265,6 +265,44 @@ class TestMirrorWithoutCuda:
         assert rm.violations() == []
 
 
+class TestPieces:
+    def pieces(self) -> tuple[list[tuple[int, bytes]], bytes]:
+        """Three as long as the limit of writes, and small ones; and 4 MiB of them and zeros."""
+        choice = random.Random(6)
+        places = [(index * MIB + 3, 512 * KIB) for index in range(3)]
+        places += [(600 * KIB + index * 100, 64) for index in range(500)]
+        pieces = [(offset, choice.randbytes(nbytes)) for offset, nbytes in places]
+        expected = bytearray(4 * MIB)
+        for offset, data in pieces:
+            expected[offset : offset + len(data)] = data
+        return pieces, bytes(expected)
+
+    def test_of_the_size_of_large_writes_go_by_the_engine_without_cuda(self) -> None:
+        pieces, expected = self.pieces()
+        with without_cuda() as alone:
+            alone.fill(0)
+            alone.read(1, via="engine")
+            assert entries(lambda: alone.write_many(pieces[3:])) == 0
+            made = entries(lambda: alone.write_many(iter(pieces)))
+            assert alone.cpu.read() == expected
+            assert made == 3 * entries(lambda: alone.write(pieces[0][1], 3))
+
+    def test_that_are_registered_go_by_the_engine_from_its_limit_on(self) -> None:
+        with without_cuda() as alone:
+            alone.read(1, via="engine")
+            data = bytearray(64 * KIB)
+            with gdrpy.register(data):
+                assert entries(lambda: alone.write_many([(5, data), (MIB, data)])) == 2
+
+    def test_without_a_cpu_view_all_go_by_the_engine(self) -> None:
+        pieces, expected = self.pieces()
+        with reached() as region:
+            region.fill(0)
+            with gdrpy.Region.from_fd(region.export(), gpu=False, cpu=False) as bare:
+                bare.write_many(pieces)
+            assert region.cpu.read() == expected
+
+
 class TestRows:
     def test_are_read_by_the_engine_without_cuda(self) -> None:
         with without_cuda() as alone:

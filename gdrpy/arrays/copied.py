@@ -57,14 +57,13 @@ class Copied(Viewed):
             self._check(call)
             if writing:
                 self._check_writable(call)
-            engine = device = None
+            engine = None
+            place: int | str = self.location
             if self._ptr is not None:
-                device = self.device
-                assert device is not None
-                engine = dma.engine(device)
-            self._arm(
-                self._cpu, engine, self._ptr or 0, self.nbytes, writing, tuple(limits(device))
-            )
+                assert self.device is not None
+                place = self.device
+                engine = dma.engine(self.device)
+            self._arm(self._cpu, engine, self._ptr or 0, self.nbytes, writing, tuple(limits(place)))
 
     def _prepare_engine(self, call: str) -> None:
         """Set up copies by the engine. Raises BackendUnavailable."""

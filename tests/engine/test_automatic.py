@@ -5,9 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import random
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from errno import EMFILE
+from errno import EMFILE, ENOENT
 
 import numpy as np
 import pytest
@@ -189,6 +190,41 @@ class TestFirstUse:
                 assert entries(lambda: alone.fill(7, 1)) == 0
                 assert entries(lambda: alone.fill(8)) > 0
             assert region.cpu.read() == b"\x08" * (64 * MIB)
+
+
+class TestKeptLimits:
+    def test_hold_without_cuda_for_the_gpu_that_the_memory_lies_on(self) -> None:
+        kept = LIMITS._replace(read_engine=MIB)
+        with (
+            tempfile.TemporaryDirectory() as cache,
+            gdrpy.alloc(4 * MIB) as region,
+            gdrpy.Region.from_fd(region.export(), gpu=False) as alone,
+        ):
+            os.environ["XDG_CACHE_HOME"] = cache
+            file = tuning.save(alone.location, kept)
+            assert file == f"{cache}/gdrpy/limits-simulated-gpu.json"
+            assert tuning.limits(alone.location) == kept
+            alone.read(1, via="engine")
+            assert entries(lambda: alone.read(MIB - 1)) == 0
+            assert entries(lambda: alone.read(MIB)) > 0
+
+    @pytest.mark.preloaded(**ON_NVRM, GDRPY_TUNING="0")
+    def test_are_ignored_if_told(self) -> None:
+        with (
+            tempfile.TemporaryDirectory() as cache,
+            gdrpy.alloc(MIB) as region,
+            gdrpy.Region.from_fd(region.export(), gpu=False) as alone,
+        ):
+            os.environ["XDG_CACHE_HOME"] = cache
+            tuning.save(alone.location, LIMITS)
+            assert tuning.limits(alone.location) == BUILT_IN
+
+    @pytest.mark.parametrize("error", [EMFILE, ENOENT])
+    def test_of_a_gpu_whose_model_cannot_be_read_are_the_built_in_ones(self, error: int) -> None:
+        with gdrpy.alloc(MIB) as region:
+            location = region.location
+        rm.set_fault(f"open:/proc/driver/nvidia/gpus/{location}/information:{error}")
+        assert tuning.limits(location) == BUILT_IN
 
 
 class TestFill:

@@ -42,7 +42,7 @@ def _drop_buffered() -> None:
     os.close(nowhere)
 
 
-def write_all(stream: BinaryIO, data: bytes) -> None:
+def write_all(stream: BinaryIO, data: bytes | memoryview) -> None:
     """Write all bytes to a stream that may take a part at a time. Raises OSError."""
     rest = memoryview(data)
     while rest:
@@ -164,7 +164,7 @@ class Output:
         if not self._told:
             self.failed("KeyboardInterrupt", "ended by Ctrl-C")
 
-    def raw(self, data: bytes) -> None:
+    def raw(self, data: bytes | memoryview) -> None:
         """Write bytes to stdout unchanged, for a command whose result is not text."""
         with self._writing():
             write_all(sys.stdout.buffer, data)

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import pytest
 from safetensors.numpy import save_file
 
 import gdrpy
@@ -23,6 +24,21 @@ __all__ = ["broker_process", "start_serving"]
 
 ON_NVRM = {"GDRPY_SIM": "1", "GDRPY_BACKEND": "nvrm"}
 MIB = 1 << 20
+
+#: Runs a command, and prints its status and whether the process has CUDA. Its grants are writable,
+#: since the engine takes in no memory by a read-only descriptor, which a real GPU's does not have.
+COMMAND = """
+import os, sys, gdrpy
+from gdrpy.cli import main
+get = gdrpy.Broker.get
+gdrpy.Broker.get = lambda *args, **options: get(*args, **(options | {"readonly": False}))
+out = os.dup(1)
+os.dup2(2, 1)
+status = main(sys.argv[1:])
+sys.stdout.flush()
+os.dup2(out, 1)
+print(status, "cuda.bindings" in sys.modules)
+"""
 
 
 class TestBroker:
@@ -135,6 +151,49 @@ class TestClientWithoutCuda:
             client.put("one", content).close()
             told = self.run(resource_manager_library, "-c", code, broker_process.socket)
         assert told == f"{hashlib.sha256(content).hexdigest()} False\n"
+
+    @pytest.mark.parametrize("nbytes", [20 * MIB + 5, 256 * MIB + 7])
+    def test_saves_a_region_to_a_file_and_makes_no_cuda(
+        self,
+        nbytes: int,
+        broker_process: BrokerProcess,
+        resource_manager_library: Path,
+        tmp_path: Path,
+    ) -> None:
+        content = np.random.default_rng(4).bytes(nbytes)
+        path = tmp_path / "saved"
+        with gdrpy.connect(broker_process.socket) as client:
+            client.put("one", content).close()
+            words = ("get", "one", "--socket", broker_process.socket, "-o", str(path))
+            assert self.run(resource_manager_library, "-c", COMMAND, *words) == "0 False\n"
+        assert path.read_bytes() == content
+
+    def test_restores_a_large_region_from_a_file_and_makes_no_cuda(
+        self, broker_process: BrokerProcess, resource_manager_library: Path, tmp_path: Path
+    ) -> None:
+        content = np.random.default_rng(5).bytes(256 * MIB + 7)
+        path = tmp_path / "saved"
+        path.write_bytes(content)
+        words = ("put", "one", "--socket", broker_process.socket, "--seal", str(path))
+        assert self.run(resource_manager_library, "-c", COMMAND, *words) == "0 False\n"
+        with gdrpy.connect(broker_process.socket) as client:
+            assert client.get("one", gpu=False).read() == content
+
+    def test_copies_a_region_to_a_new_one_and_makes_no_cuda(
+        self, broker_process: BrokerProcess, resource_manager_library: Path
+    ) -> None:
+        code = (
+            "import sys, gdrpy; broker = gdrpy.connect(sys.argv[1]);"
+            "region = broker.get('one', gpu=False); gdrpy.Region.readinto = None;"
+            "broker.put('other', region, gpu=False).close(); "
+            "broker.put('other', region, gpu=False); print('cuda.bindings' in sys.modules)"
+        )
+        content = random.Random(6).randbytes(3 * MIB + 5)
+        with gdrpy.connect(broker_process.socket) as client:
+            client.put("one", content).close()
+            told = self.run(resource_manager_library, "-c", code, broker_process.socket)
+            assert told == "False\n"
+            assert client.get("other", gpu=False).read() == content
 
     def test_loads_a_file_of_tensors(
         self,

@@ -10,6 +10,7 @@ import os
 import pwd
 import re
 import shlex
+from collections.abc import Iterator
 from stat import filemode
 from typing import Any
 
@@ -33,6 +34,8 @@ from gdrpy.errors import (
 
 #: Bytes that are copied at once.
 CHUNK = 8 << 20
+#: From so many bytes on it is worth to have the copy engine reach the memory that they go through.
+_REGISTER_FROM = 256 << 20
 
 
 #: The beginning of an error: the call of the API.
@@ -108,6 +111,15 @@ def add_prefix(parser: CommandParser) -> None:
         metavar="PREFIX",
         help="only names that begin with PREFIX",
     )
+
+
+@contextlib.contextmanager
+def buffer(nbytes: int) -> Iterator[memoryview]:
+    """Memory to copy so many bytes of a region through, :data:`CHUNK` at once."""
+    memory = bytearray(min(CHUNK, nbytes))
+    registration = gdrpy.register(memory) if nbytes >= _REGISTER_FROM else contextlib.nullcontext()
+    with registration, memoryview(memory) as view:
+        yield view
 
 
 def connect(args: argparse.Namespace) -> Broker:

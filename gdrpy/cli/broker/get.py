@@ -59,9 +59,10 @@ def run(args: argparse.Namespace, output: Output) -> int:
                 what = f"{there} from --offset {args.offset} on, not {nbytes}"
             raise CommandError(f"{args.name} has {region.nbytes} bytes: {what}")
         write = output.raw if args.output == "-" else _writer(args.output, undo)
-        with output.copying(args.name) as tell:
-            for done in range(0, nbytes, broker.CHUNK):
-                piece = region.read(min(broker.CHUNK, nbytes - done), args.offset + done)
+        with output.copying(args.name) as tell, broker.buffer(nbytes) as buffer:
+            for done in range(0, nbytes, len(buffer)):
+                piece = buffer[: nbytes - done]
+                region.readinto(piece, args.offset + done)
                 write(piece)
                 tell(done + len(piece), nbytes)
         if args.output != "-":
@@ -78,14 +79,14 @@ def _check_stdout(args: argparse.Namespace) -> None:
         raise CommandError("raw bytes are not for a terminal: add -o FILE, or redirect", UNUSABLE)
 
 
-def _writer(name: str, undo: ExitStack) -> Callable[[bytes], None]:
+def _writer(name: str, undo: ExitStack) -> Callable[[memoryview], None]:
     """A function that writes to a file. Opening and writing raise CommandError."""
     try:
         target = undo.enter_context(Path(name).open("wb"))  # noqa: SIM115
     except OSError as error:
         raise CommandError(f"cannot write {name}: {error.strerror}", UNUSABLE) from error
 
-    def write(piece: bytes) -> None:
+    def write(piece: memoryview) -> None:
         try:
             target.write(piece)
             target.flush()

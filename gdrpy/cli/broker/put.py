@@ -23,8 +23,9 @@ import stat
 import sys
 import tempfile
 from contextlib import ExitStack
+from io import BufferedIOBase
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 from gdrpy.cli import broker
 from gdrpy.cli.broker.checkpoints import check_alone
@@ -55,11 +56,10 @@ def run(args: argparse.Namespace, output: Output) -> int:
         draft = undo.enter_context(
             client.create(args.name, nbytes, args.device, mode=mode, gpu=False)
         )
-        with output.copying(args.name) as tell:
-            for offset in range(0, nbytes, broker.CHUNK):
-                size = min(broker.CHUNK, nbytes - offset)
-                piece = source.read(size)
-                if len(piece) != size:
+        with output.copying(args.name) as tell, broker.buffer(nbytes) as buffer:
+            for offset in range(0, nbytes, len(buffer)):
+                piece = buffer[: nbytes - offset]
+                if source.readinto(piece) != len(piece):
                     raise CommandError(f"{args.file} became shorter while it was read")
                 draft.write(piece, offset)
                 tell(offset + len(piece), nbytes)
@@ -78,11 +78,11 @@ def run(args: argparse.Namespace, output: Output) -> int:
     return OK
 
 
-def _open(args: argparse.Namespace, undo: ExitStack) -> tuple[IO[bytes], int]:
+def _open(args: argparse.Namespace, undo: ExitStack) -> tuple[BufferedIOBase, int]:
     """The source and its length; a pipe is first copied to a file. Raises CommandError."""
     name = args.file
     try:
-        source = sys.stdin.buffer
+        source: Any = sys.stdin.buffer
         if name != "-":
             source = undo.enter_context(Path(name).open("rb"))  # noqa: SIM115
         if source.isatty():
@@ -96,7 +96,7 @@ def _open(args: argparse.Namespace, undo: ExitStack) -> tuple[IO[bytes], int]:
         raise CommandError(why, UNUSABLE) from error
 
 
-def _spooled(source: IO[bytes]) -> IO[bytes]:
+def _spooled(source: BufferedIOBase) -> BufferedIOBase:
     """A temporary file with everything that a pipe delivers. Raises OSError."""
     whole = tempfile.TemporaryFile()  # noqa: SIM115 - the caller's to close
     shutil.copyfileobj(source, whole, broker.CHUNK)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,6 +19,8 @@ from engineclient import NOBODY, child, free_nbytes
 
 import gdrpy
 from gdrpy import cuda
+from gdrpy.copies import tuning
+from gdrpy.memory import engine
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("usable_engine")]
 
@@ -154,6 +158,97 @@ class TestCopies:
             assert by_cuda(region) == expected
 
 
+class TestMoreThan4Gib:
+    @pytest.mark.large
+    @pytest.mark.parametrize("registered", [False, True])
+    def test_are_copied_and_filled_between_guard_bytes(self, registered: bool) -> None:
+        guard = 1001
+        nbytes = (4 << 30) + 12_345
+        # No two words are the same, so that bytes 4 GiB from their place are wrong ones.
+        content = np.arange(nbytes // 8 + 1, dtype=np.uint64).view(np.uint8)[:nbytes]
+        found = np.zeros(nbytes + 2 * guard, np.uint8)
+
+        def check(kept: int, expected: np.ndarray | int) -> None:
+            assert (found[:guard] == kept).all()
+            assert (found[-guard:] == kept).all()
+            assert (found[guard:-guard] == expected).all()
+
+        with contextlib.ExitStack() as undo:
+            region = undo.enter_context(gdrpy.alloc(found.nbytes, cpu=False))
+            if registered:
+                undo.enter_context(gdrpy.register(content))
+                undo.enter_context(gdrpy.register(found))
+            region.fill(0x5A)
+            region.write(content, guard, via="engine")
+            region.readinto(found, via="dma")
+            check(0x5A, content)
+            found[:] = 0xA5
+            region.readinto(found[guard:-guard], guard, via="engine")
+            check(0xA5, content)
+            region.fill(7, guard, nbytes, via="engine")
+            region.readinto(found, via="dma")
+            check(0x5A, 7)
+
+
+@pytest.fixture
+def two_gpus() -> Iterator[tuple[gdrpy.Region, gdrpy.Region]]:
+    """A region on each of two GPUs, which have an engine each."""
+    if cuda.device_count() < 2:
+        pytest.skip("this machine has no second GPU")
+    status = engine.status(1)
+    assert status.usable, status.reason
+    with gdrpy.alloc(64 * MIB, 0) as first, gdrpy.alloc(64 * MIB, 1) as second:
+        yield first, second
+
+
+class TestTwoGpus:
+    def test_copy_at_once_by_an_engine_each(
+        self, two_gpus: tuple[gdrpy.Region, gdrpy.Region]
+    ) -> None:
+        started = threading.Barrier(2)
+
+        def work(region: gdrpy.Region) -> None:
+            choice = random.Random(region.device)
+            expected = bytearray(choice.randbytes(region.nbytes))
+            started.wait()
+            region.write(expected, via="engine")
+            for _ in range(100):
+                content = choice.randbytes(choice.randrange(1, 3 * MIB))
+                offset = choice.randrange(region.nbytes - len(content) + 1)
+                region.write(content, offset, via="engine")
+                expected[offset : offset + len(content)] = content
+                assert region.read(len(content), offset, via="engine") == content
+            assert region.read(via="engine") == by_cuda(region) == expected
+
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(work, two_gpus))
+
+    def test_copy_to_each_other_through_the_host(
+        self, two_gpus: tuple[gdrpy.Region, gdrpy.Region]
+    ) -> None:
+        first, second = two_gpus
+        content = random.Random(11).randbytes(first.nbytes)
+        first.write(content, via="dma")
+        second.fill(0)
+        with pytest.raises(gdrpy.InvalidHandle):
+            second.write(first, via="engine")
+        assert not any(by_cuda(second))
+        second.write(first)
+        assert by_cuda(second) == content
+
+    @pytest.mark.parametrize("device", [0, 1])
+    def test_serve_a_process_without_cuda(
+        self, two_gpus: tuple[gdrpy.Region, gdrpy.Region], device: int
+    ) -> None:
+        region = two_gpus[device]
+        content = random.Random(12).randbytes(region.nbytes)
+        region.write(content, via="dma")
+        with child(CHILD, region, 1) as process:
+            assert process.communicate()[0] == "False\n"
+        expected = content[:PART] + changed(content[PART : 2 * PART]) + content[2 * PART :]
+        assert by_cuda(region) == expected
+
+
 class TestAsynchronousCopies:
     def test_in_flight_are_exact_while_the_event_loop_goes_on(self, region: gdrpy.Region) -> None:
         content = random.Random(9).randbytes(region.nbytes)
@@ -215,6 +310,13 @@ class TestProcessWithoutCuda:
             assert process.wait() == 0
         assert by_cuda(region) == changed(content[:PART]) + content[PART:]
         assert taken <= 4 * MIB
+
+    def test_uses_the_limits_that_were_measured_with_cuda(self, region: gdrpy.Region) -> None:
+        fd = region.export()
+        with gdrpy.Region.from_fd(fd, gpu=False) as alone:
+            os.close(fd)
+            assert tuning.path(alone.location) == tuning.path(0)
+            assert tuning.origin(alone.location) == tuning.origin(0)
 
     def test_keeps_a_region_whose_owner_is_killed(self) -> None:
         code = (

@@ -561,6 +561,33 @@ class TestUnfinishedJob:
         assert rm.counts() == before
         assert_clean()
 
+    def test_may_use_a_buffer_whose_finalizer_closes_the_queue_again(self) -> None:
+        closed = []
+
+        class Buffer(bytearray):
+            def __del__(self) -> None:
+                queue.close()
+                closed.append(self)
+
+        with zeros() as region:
+            region.write(b"x", 64, via="engine")
+            before = rm.counts()
+            queue = region.queue()
+            for value in (1, 2):
+                buffer = Buffer(4096)
+                with gdrpy.register(buffer):
+                    queue.wait(region, 4, value)
+                    queue.readinto(buffer, region, 64)
+                    queue.set(region, 0, value)
+                queue.submit()
+            del buffer
+            region.flag(4).set(1)  # the first job, not the second
+            region.flag(0).wait(1, timeout=LONG)
+            queue.close()
+            assert len(closed) == 2
+            assert rm.counts() == before
+        assert_clean()
+
     def test_ends_with_the_interpreter(self) -> None:
         code = (
             "import gdrpy; region = gdrpy.alloc(4096); queue = region.queue();"

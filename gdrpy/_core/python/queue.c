@@ -151,18 +151,27 @@ static struct held *hold_buffer(const char *method, const char *name, PyObject *
 	return NULL;
 }
 
-/* Let go the memory that finished jobs used. */
-static void settle(struct queue *self)
+/* Note which jobs are done; false if the queue cannot tell any more. Runs no Python code. */
+static bool note_progress(struct queue *self)
 {
 	struct core_error ignored;
-	struct held *held;
 	uint64_t done;
 
 	if (!self->core || self->generation != core_fork_generation)
-		return;
+		return false;
 	core_queue_progress(self->core, &done, &ignored);
 	if (done > self->done)
 		self->done = done;
+	return true;
+}
+
+/* Let go the memory that finished jobs used. */
+static void settle(struct queue *self)
+{
+	struct held *held;
+
+	if (!note_progress(self))
+		return;
 	while (self->held && self->held->job <= self->done) {
 		held = self->held;
 		self->held = held->next;
@@ -422,7 +431,10 @@ static PyObject *queue_open(struct queue *self, PyObject *region)
 	Py_RETURN_NONE;
 }
 
-/* The memory of unfinished jobs is let go only when the channel is freed. */
+/*
+ * All memory is let go when the channel is freed: a finalizer that this runs may close the queue
+ * again, which does nothing then.
+ */
 static void close_it(struct queue *self)
 {
 	const int64_t began = core_now_ns();
@@ -430,7 +442,7 @@ static void close_it(struct queue *self)
 	struct held *held;
 
 	if (core && !self->closing) {
-		settle(self);
+		note_progress(self);
 		__atomic_store_n(&self->closing, true, __ATOMIC_SEQ_CST);
 		Py_BEGIN_ALLOW_THREADS;
 		while (__atomic_load_n(&self->busy, __ATOMIC_SEQ_CST) &&

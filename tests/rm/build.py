@@ -7,8 +7,8 @@ Its answers are those of the driver's release in releases.tsv, which releases.py
 
 Environment: FAKE_RM_VERSION, FAKE_RM_DEVICES and others (src/machine.h), FAKE_RM_GPU and
 FAKE_RM_NO_COPY (src/channel.h), FAKE_RM_DELAY (src/engine.h), and FAKE_RM_FAULT (src/fault.h).
-Functions for tests, through ``ctypes.CDLL(None)``: fakerm_count, fakerm_violation, fakerm_xid and
-fakerm_set_fault (the end of src/preload.c).
+Functions for tests, through ``ctypes.CDLL(None)``: fakerm_count, fakerm_violation, fakerm_xid,
+fakerm_set_fault and fakerm_pass_time (the end of src/preload.c).
 """
 
 import subprocess

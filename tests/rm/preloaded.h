@@ -5,18 +5,21 @@
 
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <sys/mman.h>
 
 #include "../c/check.h"
 
 static int (*count)(const char *what);
 static int (*set_fault)(const char *specification);
+static void (*pass_time)(unsigned int seconds, bool at_look);
 
 static void __attribute__((constructor)) find_library(void)
 {
 	count = (int (*)(const char *))dlsym(RTLD_DEFAULT, "fakerm_count");
 	set_fault = (int (*)(const char *))dlsym(RTLD_DEFAULT, "fakerm_set_fault");
-	CHECK(count && set_fault);
+	pass_time = (void (*)(unsigned int, bool))dlsym(RTLD_DEFAULT, "fakerm_pass_time");
+	CHECK(count && set_fault && pass_time);
 }
 
 /* A descriptor of GPU memory, as CUDA would export it. */

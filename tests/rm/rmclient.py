@@ -72,6 +72,11 @@ def set_fault(specification: str) -> int:
     return int(libc.fakerm_set_fault(specification.encode()))
 
 
+def pass_time(seconds: int, at_look: bool = False) -> None:
+    """Have so many seconds pass for the hardware and the C core: now, or when it looks next."""
+    libc.fakerm_pass_time(seconds, at_look)
+
+
 def request(number: int, size: int) -> int:
     """_IOWR('F', number, <size bytes>)"""
     return 3 << 30 | size << 16 | ord("F") << 8 | number

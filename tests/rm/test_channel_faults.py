@@ -5,10 +5,12 @@ Each test runs in a process of its own, behind the manager.
 
 import random
 import struct
+import threading
 import time
 
 import pytest
 
+import rmclient as rm
 from channelclient import (
     COPY_ERROR,
     FLUSH,
@@ -176,6 +178,40 @@ class TestFault:
         engine.run(engine.semaphore())
         assert engine.refused(engine.semaphore()) == 79
         engine.close()
+
+
+class TestStall:
+    @pytest.mark.preloaded(FAKE_RM_FAULT="STALL:2:1000")
+    def test_delays_the_channel_alone_until_so_much_time_has_passed(self) -> None:
+        engine = Engine()
+        engine.submit(engine.semaphore())
+        other = Engine()
+        rm.pass_time(900)
+        other.run(other.semaphore())
+        assert engine.seen() == engine.sequence - 1
+        rm.pass_time(200)
+        assert engine.done()
+        other.close()
+        engine.close()
+        nothing_is_left()
+
+    @pytest.mark.preloaded(FAKE_RM_FAULT="STALL:2:1000")
+    def test_ends_with_the_channel(self) -> None:
+        engine = Engine()
+        engine.submit(engine.semaphore())
+        engine.close()
+        nothing_is_left()
+
+    @pytest.mark.preloaded(FAKE_RM_FAULT="STALL_UNMAP:1:1000")
+    def test_of_a_call_lasts_until_so_much_time_has_passed(self) -> None:
+        engine = Engine()
+        memory, address, _ = engine.local(PAGE)
+        began = time.monotonic()
+        threading.Timer(0.3, rm.pass_time, [1001]).start()
+        assert engine.unmap_dma(engine.dma, memory, address) == OK
+        assert 0.3 <= time.monotonic() - began < 500
+        engine.close()
+        nothing_is_left()
 
 
 class TestRandomStream:

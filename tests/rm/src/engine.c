@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "abi.h"
+#include "clock.h"
 #include "dma.h"
 #include "event.h"
 #include "fault.h"
@@ -536,6 +537,7 @@ static bool run_entry(struct channel *channel)
 	uint32_t count, *words, *get, fault;
 	bool fine;
 
+	clock_stall(fault_take("STALL"), &channel->stopped);
 	if (!linger(channel))
 		return false;
 	fault = fault_take("ENGINE");

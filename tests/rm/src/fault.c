@@ -61,6 +61,8 @@ static const char *const calls[] = {
 	"GET_TIMESLICE",
 	"TOKEN",
 	"ENGINE",
+	"STALL",
+	"STALL_UNMAP",
 };
 
 static struct fault faults[FAULTS_MAX];

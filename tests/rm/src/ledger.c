@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "channel.h"
+#include "clock.h"
 #include "dma.h"
 #include "engine.h"
 #include "event.h"
@@ -556,6 +557,7 @@ int ledger_count(const char *what)
 		{"dma_mappings", dma_mappings},
 		{"xids", xids.count},
 		{"entries", __atomic_load_n(&entries, __ATOMIC_RELAXED)},
+		{"stalls", clock_stalls()},
 	};
 
 	for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++)

@@ -33,6 +33,7 @@ static void find_all(void)
 	find(&functions.ppoll, "ppoll");
 	find(&functions.epoll_ctl, "epoll_ctl");
 	find(&functions.faccessat, "faccessat");
+	find(&functions.clock_gettime, "clock_gettime");
 }
 
 const struct libc *libc(void)

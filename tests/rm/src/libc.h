@@ -11,6 +11,7 @@
 #include <sys/epoll.h>
 #include <sys/stat.h>
 #include <sys/types.h>
+#include <time.h>
 
 struct libc {
 	int (*openat)(int dirfd, const char *path, int flags, ...);
@@ -26,6 +27,7 @@ struct libc {
 		     const sigset_t *mask);
 	int (*epoll_ctl)(int epfd, int operation, int fd, struct epoll_event *event);
 	int (*faccessat)(int dirfd, const char *path, int mode, int flags);
+	int (*clock_gettime)(clockid_t clock, struct timespec *time);
 };
 
 const struct libc *libc(void);

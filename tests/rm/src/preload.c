@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "abi.h"
+#include "clock.h"
 #include "event.h"
 #include "fault.h"
 #include "ledger.h"
@@ -219,6 +220,11 @@ EXPORT int epoll_ctl(int epfd, int operation, int fd, struct epoll_event *event)
 	return libc()->epoll_ctl(epfd, operation, fd, &edge);
 }
 
+EXPORT int clock_gettime(clockid_t clock, struct timespec *time)
+{
+	return clock_look(clock, time, __builtin_return_address(0));
+}
+
 EXPORT void *mmap(void *address, size_t length, int prot, int flags, int fd, off_t offset)
 {
 	struct open_node node;
@@ -262,12 +268,13 @@ SECOND_NAME(mmap64, mmap);
 /*
  * For tests. What: clients, devices, objects, mappings (in RM), views (of mmap), files (open
  * descriptors of nodes), parts (channels and what they take, but for memory), channels,
- * dma_mappings, xids, violations, entries (of rings, so far). -1 for any other word.
+ * dma_mappings, xids, violations, entries (of rings, so far), stalls. -1 for any other word.
  */
 EXPORT int fakerm_count(const char *what);
 EXPORT const char *fakerm_violation(int index);
 EXPORT const char *fakerm_xid(int index);
 EXPORT int fakerm_set_fault(const char *specification);
+EXPORT void fakerm_pass_time(unsigned int seconds, bool at_look);
 
 int fakerm_count(const char *what)
 {
@@ -309,4 +316,9 @@ int fakerm_set_fault(const char *specification)
 	ret = fault_set(specification);
 	ledger_unlock();
 	return ret;
+}
+
+void fakerm_pass_time(unsigned int seconds, bool at_look)
+{
+	clock_pass(seconds, at_look);
 }

@@ -9,6 +9,7 @@
 
 #include "abi.h"
 #include "channel.h"
+#include "clock.h"
 #include "control.h"
 #include "dma.h"
 #include "event.h"
@@ -477,9 +478,12 @@ static const struct call *find_call(unsigned long request)
 static int serve_call(const struct call *call, const struct open_node *node, char *argument)
 {
 	uint32_t status = fault_take("ioctl");
+	const bool never = false;
 
 	if (status)
 		return -status;
+	if (!strcmp(call->name, "RM_UNMAP_MEMORY_DMA"))
+		clock_stall(fault_take("STALL_UNMAP"), &never);
 	status = fault_take(call->name);
 	if (status && !status_of(call))
 		return -status;

@@ -18,6 +18,7 @@ import json
 import os
 import select
 import signal
+import socket
 import statistics
 import tempfile
 import time
@@ -59,6 +60,7 @@ KINDS: dict[str, tuple[list[dict[str, Any]], bool]] = {
     ),
     "watchers": ([{"op": "watch", "prefix": ""}, {"op": "status"}], True),
     "nonsense": ([{"op": "nothing of the kind"}], True),
+    "connects and closes": ([], False),
 }
 
 
@@ -78,7 +80,20 @@ def _as_user(uid: int, work: Callable[[], None]) -> int:
     return child
 
 
+def _come_and_go(path: str, ready: int) -> None:
+    """Connect and close, as fast as it goes."""
+    os.write(ready, b"r")
+    while True:
+        with (
+            socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock,
+            contextlib.suppress(ConnectionError),
+        ):
+            sock.connect(path)
+
+
 def _be_hostile(path: str, kind: str, count: int, ready: int) -> None:
+    if kind == "connects and closes":
+        _come_and_go(path, ready)
     requests, reads = KINDS[kind]
     packets = [
         msgpack.packb(request if request["op"] == "release" else {"id": 1, **request})

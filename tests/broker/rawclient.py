@@ -8,6 +8,7 @@ import mmap
 import os
 import signal
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -64,9 +65,11 @@ class RawClient:
         self.session = 0
         self.life = ""
         try:
-            self.sock.settimeout(self._timeout)
-            if connected is None:
+            if connected is None:  # it waits for room in the backlog, which sockets of Python's
+                limit = struct.pack("ll", int(self._timeout), 0)  # with a timeout do not
+                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
                 self.sock.connect(self.path)
+            self.sock.settimeout(self._timeout)
             if self._hello:
                 reply = self.ok("hello", version=1, client="raw")
                 self.session, self.life = reply["session"], reply["life"]

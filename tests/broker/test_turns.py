@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -247,6 +248,24 @@ class TestRefusedConnection:
             late.send("hello", version=1, client="raw")
             with pytest.raises(ConnectionError):
                 late.receive()
+
+
+class TestConnectionsBeyondTheLimit:
+    def test_are_refused_for_their_user_however_many_wait_at_once(self, small: Broker) -> None:
+        """They take no more descriptors than their user may have, and nobody else's connection."""
+        with ExitStack() as stack:
+            with acting_as(ANN):
+                for _ in range(64):
+                    stack.enter_context(small.client())
+            os.kill(small.pid, signal.SIGSTOP)
+            with acting_as(ANN):
+                crowd = [stack.enter_context(small.client(hello=False)) for _ in range(600)]
+            with acting_as(BOB):
+                late = stack.enter_context(small.client(hello=False))
+            os.kill(small.pid, signal.SIGCONT)
+            late.ok("hello", version=1, client="raw")
+            reason = f"user {ANN} has 64 connections to the broker, which is the limit: close some"
+            assert {client.receive()["message"] for client in crowd} == {f"hello: {reason}"}
 
 
 class TestWatchersOfOneUser:

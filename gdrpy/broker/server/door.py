@@ -9,6 +9,7 @@ import logging
 import os
 import select
 import socket
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -27,11 +28,11 @@ from gdrpy.broker.server.turns import DOOR, Turns
 log = logging.getLogger(__name__)
 log.addFilter(Throttle())
 
-#: New connections accepted in a turn.
-_SLICE = 4
+#: Seconds for which a turn accepts new connections.
+_SLICE = 0.0002
 #: Refused connections that are kept until their hello.
 _REFUSED = 8
-#: Connections checked a second time before they are refused, because some may have ended.
+#: Connections of a user that wait to be checked a second time, because others may have ended.
 _LATE = 64
 _LIMIT = "connections to the broker, which is the limit: close some"
 
@@ -59,6 +60,8 @@ class Door:
         self._accepting = False
         #: Connections that are checked again before they are refused.
         self.late: deque[tuple[socket.socket, Identity]] = deque()
+        #: How many of each user's wait for that, here or for their turn.
+        self._late_of: dict[int, int] = {}
         self._refused: dict[int, socket.socket] = {}
         #: A descriptor reserved for refusing connections when all others are used up.
         self._spare: int | None = _spare()
@@ -102,9 +105,8 @@ class Door:
 
     def _accept(self) -> None:
         self._accepting = False  # epoll reports further ones again
-        for turn in range(_SLICE):
-            if turn and not self._waits.poll(0):
-                return
+        end = time.monotonic() + _SLICE
+        while True:
             try:
                 sock, _ = self._listener.accept()
             except OSError as error:
@@ -113,10 +115,15 @@ class Door:
                 return  # with another errno the client is gone already
             try:
                 sock.setblocking(False)
-                self._admit(sock, identity_of(sock))
+                if _is_gone(sock):
+                    sock.close()
+                else:
+                    self._admit(sock, identity_of(sock))
             except OSError as error:
                 log.warning("refused a connection: %s", error)
                 sock.close()
+            if time.monotonic() > end or not self._waits.poll(0):
+                return
 
     def _turn_away(self) -> None:
         """Refuse a connection with the reserved descriptor."""
@@ -137,25 +144,30 @@ class Door:
 
         It is refused only after the loop has seen which of its user's connections have ended.
         """
+        if late:
+            count(self._late_of, who.uid, -1)
         reason = self._too_many(sock, who)
-        if reason and not late and len(self.late) < _LATE:
-            self.late.append((sock, who))
-        elif reason:
-            self._refuse(sock, reason)
-        else:
+        if not reason:
             self._let_in(sock, who)
             count(self._of_process, (who.uid, who.pid), 1)
+        elif late or reason is USED_UP or self._late_of.get(who.uid, 0) >= _LATE:
+            self._refuse(sock, reason)
+        else:
+            count(self._late_of, who.uid, 1)
+            self.late.append((sock, who))
 
     def _too_many(self, sock: socket.socket, who: Identity) -> str | None:
         """Why a new connection exceeds a limit of its user or process; None if it does not."""
         user = self._users.get(who.uid)
         has = 0 if user is None else len(user.connections)
         process = self._of_process.get((who.uid, who.pid), 0)
+        if not self._descriptors.admits(sock.fileno(), who.uid, has):
+            return USED_UP
         if process >= PROCESS_CONNECTIONS:
             return f"process {who.pid} has {process} {_LIMIT}"
         if has >= self._descriptors.of_user:
             return f"user {who.uid} has {has} {_LIMIT}"
-        return None if self._descriptors.admits(sock.fileno(), who.uid, has) else USED_UP
+        return None
 
     def _refuse(self, sock: socket.socket, reason: str) -> None:
         """Refuse a connection, and close it after its hello.
@@ -176,6 +188,13 @@ class Door:
         with contextlib.suppress(OSError):
             sock.recv(PACKET_LIMIT)
         sock.close()
+
+
+def _is_gone(sock: socket.socket) -> bool:
+    """Whether the client has closed its end already."""
+    poll = select.poll()
+    poll.register(sock, 0)
+    return bool(poll.poll(0))
 
 
 def _spare() -> int:

@@ -120,8 +120,7 @@ class Door:
                 else:
                     self._admit(sock, identity_of(sock))
             except OSError as error:
-                log.warning("refused a connection: %s", error)
-                sock.close()
+                self._refuse(sock, _reason(error))
             if time.monotonic() > end or not self._waits.poll(0):
                 return
 
@@ -140,7 +139,7 @@ class Door:
             self._spare = _spare()
 
     def _admit(self, sock: socket.socket, who: Identity, late: bool = False) -> None:
-        """Serve a new connection, or refuse it if it exceeds a limit. Raises OSError.
+        """Serve a new connection, or refuse it if it exceeds a limit.
 
         It is refused only after the loop has seen which of its user's connections have ended.
         """
@@ -148,8 +147,12 @@ class Door:
             count(self._late_of, who.uid, -1)
         reason = self._too_many(sock, who)
         if not reason:
-            self._let_in(sock, who)
-            count(self._of_process, (who.uid, who.pid), 1)
+            try:
+                self._let_in(sock, who)
+            except OSError as error:
+                self._refuse(sock, _reason(error))
+            else:
+                count(self._of_process, (who.uid, who.pid), 1)
         elif late or reason is USED_UP or self._late_of.get(who.uid, 0) >= _LATE:
             self._refuse(sock, reason)
         else:
@@ -181,13 +184,23 @@ class Door:
         with contextlib.suppress(OSError):
             _packet.send(sock.fileno(), replies.encode(replies.refusal(refusal)), [])
         self._refused[sock.fileno()] = sock
-        self._poll.register(sock, select.EPOLLIN)
+        try:
+            self._poll.register(sock, select.EPOLLIN)
+        except OSError:
+            self._leave(sock.fileno())
 
     def _leave(self, number: int) -> None:
         sock = self._refused.pop(number)
         with contextlib.suppress(OSError):
             sock.recv(PACKET_LIMIT)
         sock.close()
+
+
+def _reason(error: OSError) -> str:
+    """Why a connection cannot be served."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return USED_UP
+    return f"the broker cannot serve this connection: {error.strerror}"
 
 
 def _is_gone(sock: socket.socket) -> bool:

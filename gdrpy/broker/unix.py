@@ -15,10 +15,10 @@ from gdrpy._core import _packet
 PATH_ROOM = 108
 #: Descriptors in one message, at most. Source: SCM_MAX_FD, unix(7).
 MAX_FDS = 253
+#: Groups of a peer, at most: some more than a Windows domain gives a user.
+MAX_GROUPS = 1024
 
 _CREDENTIALS = struct.Struct("3i")
-#: Source: socket(7), Linux 4.13. Python has no name for it.
-_SO_PEERGROUPS = 59
 _TIMEVAL = struct.Struct("ll")
 #: Bytes of a memory file that is freed within some 10 us.
 SMALL = 256 << 10
@@ -94,18 +94,18 @@ def peer_credentials(sock: socket.socket) -> tuple[int, int, int]:
     return pid, uid, gid
 
 
-def peer_groups(sock: socket.socket) -> frozenset[int]:
-    """The supplementary groups of the peer when it connected, from the kernel."""
-    size = 1024
-    while True:
-        try:
-            found = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, size)
-        except OSError as error:
-            if error.errno != errno.ERANGE or size > 1 << 20:
-                raise
-            size *= 4
-        else:
-            return frozenset(struct.unpack(f"{len(found) // 4}I", found))
+def peer_groups(sock: socket.socket) -> tuple[int, ...]:
+    """The supplementary groups of the peer when it connected, from the kernel.
+
+    Raises OSError, which says so if there are more than MAX_GROUPS.
+    """
+    try:
+        return _packet.groups(sock.fileno(), MAX_GROUPS)
+    except OSError as error:
+        if error.errno != errno.ERANGE:
+            raise
+        reason = f"its process is in more than {MAX_GROUPS} groups: start it in fewer"
+        raise OSError(errno.ERANGE, reason) from None
 
 
 def listen(path: str, mode: int, backlog: int, group: int | None = None) -> socket.socket:

@@ -13,6 +13,7 @@ import io
 import mmap
 import os
 import pickle
+import socket
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import closing
@@ -22,6 +23,9 @@ from typing import Any
 import pytest
 
 from brokers import BROKER_UID, Broker, Template, running
+from gdrpy.broker.server.rights import identity_of
+from gdrpy.broker.server.table import Session, Table
+from gdrpy.broker.unix import MAX_GROUPS
 from gdrpy.cli import main
 from rawclient import RawClient, Reply, allocation
 
@@ -164,6 +168,54 @@ def expected(asker: str, mode: int) -> dict[str, str | bool]:
         "allocate again": (may_read and may_write) or denied,
         **{tried: found if known else "Gone" for tried, found in by_number.items()},
     }
+
+
+class TestUserInManyGroups:
+    @pytest.mark.parametrize("count", [257, MAX_GROUPS])
+    def test_has_the_rights_of_all(
+        self, count: int, broker: Broker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        groups = [*range(50001, 50001 + count - 1), GROUP]
+        monkeypatch.setitem(ASKERS, "many groups", (40005, 40999, groups))
+
+        def read() -> bytes:
+            with broker.client() as client:
+                return client.get("the group's").bytes(4)
+
+        def make() -> None:
+            with broker.client() as client:
+                client.allocate("the group's", mode=0o640).write(b"here")
+
+        as_user("owner", make)
+        assert as_user("many groups", read) == b"here"
+        with broker.client() as client:
+            client.ok("delete", name="the group's")
+
+    def test_is_told_that_they_are_too_many(
+        self, broker: Broker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        groups = list(range(50001, 50001 + MAX_GROUPS + 1))
+        monkeypatch.setitem(ASKERS, "many groups", (40005, 40999, groups))
+
+        def refusal() -> tuple[str, str]:
+            with broker.client(hello=False) as client:
+                reply = client.receive()
+                return reply["error"], reply["message"]
+
+        assert as_user("many groups", refusal) == (
+            "QuotaExceeded",
+            "hello: the broker cannot serve this connection: its process is in more than 1024 "
+            "groups: start it in fewer",
+        )
+
+    def test_shares_them_among_connections_and_sessions(self) -> None:
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with here, there:
+            first, second = identity_of(here), identity_of(there)
+        assert first.groups is second.groups
+        table = Table(lambda record: None, lambda region: None)
+        table.commit(Session(1, first).began())
+        assert table.sessions[1].identity.groups is first.groups
 
 
 class TestRights:

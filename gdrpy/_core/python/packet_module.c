@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The extension module gdrpy._core._packet: sends or receives one packet of a Unix socket, with
- * file descriptors, in one call. A call waits only on a blocking socket.
+ * file descriptors, in one call. A call waits only on a blocking socket. groups() is here because
+ * Python's getsockopt() has room for 256 of them.
  */
 #define _GNU_SOURCE
 #include "packet.h"
@@ -117,12 +118,51 @@ static PyObject *packet_receive(PyObject *Py_UNUSED(module), PyObject *args)
 	return core_receive_by(&receiver, args);
 }
 
+static PyObject *tuple_of_groups(const gid_t *groups, Py_ssize_t count)
+{
+	PyObject *tuple = PyTuple_New(count);
+	Py_ssize_t i;
+
+	for (i = 0; tuple && i < count; i++) {
+		PyObject *number = PyLong_FromUnsignedLong(groups[i]);
+
+		if (!number || PyTuple_SetItem(tuple, i, number))
+			Py_CLEAR(tuple);
+	}
+	return tuple;
+}
+
+static PyObject *packet_groups(PyObject *Py_UNUSED(module), PyObject *args)
+{
+	PyObject *result;
+	unsigned int most;
+	socklen_t size;
+	gid_t *groups;
+	int sock;
+
+	if (!PyArg_ParseTuple(args, "iI:groups", &sock, &most))
+		return NULL;
+	size = most * sizeof(*groups);
+	groups = PyMem_Malloc(size);
+	if (!groups)
+		return PyErr_NoMemory();
+	if (getsockopt(sock, SOL_SOCKET, SO_PEERGROUPS, groups, &size))
+		result = PyErr_SetFromErrno(PyExc_OSError);
+	else
+		result = tuple_of_groups(groups, (Py_ssize_t)(size / sizeof(*groups)));
+	PyMem_Free(groups);
+	return result;
+}
+
 static PyMethodDef functions[] = {
 	{"send", packet_send, METH_VARARGS,
 	 "send(sock, data, fds, /)\n--\n\nSend one packet. Raises OSError."},
 	{"receive", packet_receive, METH_VARARGS,
 	 "receive(sock, limit, max_fds, /)\n--\n\n"
 	 "One packet: its bytes, its descriptors (the caller's), recvmsg's flags. Raises OSError."},
+	{"groups", packet_groups, METH_VARARGS,
+	 "groups(sock, most, /)\n--\n\n"
+	 "The peer's supplementary groups when it connected. Raises OSError, ERANGE for too many."},
 	{NULL, NULL, 0, NULL},
 };
 

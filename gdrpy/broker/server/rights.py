@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from collections.abc import Iterable
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import msgspec
 
@@ -14,6 +16,8 @@ from gdrpy.errors import PermissionDenied
 
 READ = 0o4
 WRITE = 0o2
+#: The sets of groups of all identities.
+_GROUPS: WeakKeyDictionary[frozenset[int], ref[frozenset[int]]] = WeakKeyDictionary()
 _WORDS = {READ: "read", WRITE: "write", READ | WRITE: "read and write"}
 
 
@@ -35,7 +39,14 @@ class Identity(msgspec.Struct):
 def identity_of(sock: socket.socket) -> Identity:
     """The process at the other end of a connection."""
     pid, uid, gid = _unix.peer_credentials(sock)
-    return Identity(pid, start_time(pid), uid, gid, _unix.peer_groups(sock))
+    return Identity(pid, start_time(pid), uid, gid, shared_groups(_unix.peer_groups(sock)))
+
+
+def shared_groups(groups: Iterable[int]) -> frozenset[int]:
+    """A set of groups, one object for all identities that have the same."""
+    made = frozenset(groups)
+    found = _GROUPS.setdefault(made, ref(made))()
+    return made if found is None else found
 
 
 def start_time(pid: int) -> int:

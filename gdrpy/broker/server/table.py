@@ -15,7 +15,7 @@ from msgspec import Struct, field
 from msgspec.structs import astuple
 
 from gdrpy.broker.server import records
-from gdrpy.broker.server.rights import Identity
+from gdrpy.broker.server.rights import Identity, shared_groups
 
 _K = TypeVar("_K")
 
@@ -181,7 +181,7 @@ class Table:
 
     def _begin(self, record: records.Began) -> None:
         identity = Identity(
-            record.pid, record.started, record.uid, record.gid, frozenset(record.groups)
+            record.pid, record.started, record.uid, record.gid, shared_groups(record.groups)
         )
         self.sessions[record.session] = Session(record.session, identity)
         self._next = max(self._next, record.session + 1)

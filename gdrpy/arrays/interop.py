@@ -79,7 +79,7 @@ def host_array(call: str, obj: Any) -> DeviceArray | None:
     """
     if not hasattr(obj, "__dlpack__") or int(obj.__dlpack_device__()[0]) not in (_CPU, _CUDA_HOST):
         return None
-    return _consume(call, _capsule(obj))
+    return _consume(call, _capsule(call, obj))
 
 
 def _by_dlpack(call: str, obj: Any) -> DeviceArray | None:
@@ -88,7 +88,7 @@ def _by_dlpack(call: str, obj: Any) -> DeviceArray | None:
     if kind == _CUDA_HOST or (kind == _CPU and not sim.loaded()):
         return None
     if kind == _CPU:
-        found = _consume(call, _capsule(obj))
+        found = _consume(call, _capsule(call, obj))
         where = _simulated_device(found)
         return None if where is None else found._replace(device=where)
     if kind not in (_CUDA, _CUDA_MANAGED):
@@ -97,16 +97,19 @@ def _by_dlpack(call: str, obj: Any) -> DeviceArray | None:
             f"memory of a CUDA device (2)"
         )
     with _waited_for(device) as stream:
-        return _consume(call, _capsule(obj, stream=stream))._replace(device=device)
+        return _consume(call, _capsule(call, obj, stream=stream))._replace(device=device)
 
 
-def _capsule(obj: Any, **wishes: Any) -> object:
+def _capsule(call: str, obj: Any, **wishes: Any) -> object:
     """An object's capsule, of DLPack 1, which can say that it is read-only, if possible."""
-    if is_of(obj, "torch", "Tensor") and obj.is_neg():
-        raise BufferError(
-            "the tensor is a negated view of its memory, which DLPack cannot express: pass "
-            "tensor.resolve_neg()"
-        )
+    if is_of(obj, "torch", "Tensor"):
+        if obj.requires_grad:
+            raise BufferError(f"{call}: the tensor requires a gradient: pass tensor.detach()")
+        if obj.is_neg():
+            raise BufferError(
+                f"{call}: the tensor is a negated view of its memory, which DLPack cannot express: "
+                f"pass tensor.resolve_neg()"
+            )
     try:
         return obj.__dlpack__(max_version=_VERSION, **wishes)
     except TypeError:  # a library from before DLPack 1.0

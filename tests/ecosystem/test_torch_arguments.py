@@ -57,6 +57,13 @@ class TestTensorOnTheHost:
             found.zero_()
             region.fill(0)
 
+    def test_that_wants_its_gradient_is_to_be_detached_to_be_read_into(self, region):
+        wanting = SOME.clone().requires_grad_()
+        why = r"readinto: the tensor requires a gradient: pass tensor.detach\(\)$"
+        for part, call in ((region, "Region"), (region.cpu, "Mapping")):
+            with pytest.raises(BufferError, match=f"^{call}.{why}"):
+                part.readinto(wanting)
+
     def test_may_be_forced_by_either_way(self, region):
         for via in ("mapping", "dma"):
             found = torch.zeros(8)

@@ -92,7 +92,7 @@ class Array(Closing, _mapping.Buffer):
         elements, TypeError if numpy lacks the element type and ml_dtypes is not installed.
         """
         self._check("Array.numpy")
-        array = self.region.cpu.numpy(self._kind.numpy("Array.numpy"), self.shape, self.offset)
+        array = self.region.cpu._numpy("Array.numpy", self._kind, self.shape, self.offset)
         if self._readonly:
             array.flags.writeable = False
         return array

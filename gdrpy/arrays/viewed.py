@@ -141,7 +141,7 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
             shape: The shape; None is one dimension with all that fits.
             offset: The byte at which the first element begins, aligned to the type.
         """
-        return self.cpu.numpy(dtype, shape, offset)
+        return self.cpu._numpy(f"{type(self).__name__}.numpy", dtype, shape, offset)
 
     def flag(self, offset: int = 0, width: int = 4) -> Flag:
         """One aligned word of ``width`` (4 or 8) bytes, for signalling."""

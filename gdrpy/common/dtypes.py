@@ -114,7 +114,7 @@ def as_numpy_dtype(call: str, value: Any) -> "np.dtype[Any]":
 
     Raises TypeError, also if it needs ml_dtypes, which is not installed.
     """
-    named = _name_of(value)
+    named = value.name if isinstance(value, DType) else _name_of(value)
     found = _BY_NAME.get(named) if isinstance(named, str) else None
     kind = _numpy_dtype(named) if found is None else found.numpy(call)
     if kind is None:

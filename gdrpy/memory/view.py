@@ -65,9 +65,11 @@ class Mapping(Closing, _mapping.Mapping):
         Element-wise reads of write-combined memory take about 1 us each: use :meth:`read` for more
         than a few bytes. Raises ValueError if the array does not fit or is not aligned, TypeError.
         """
+        return self._numpy("Mapping.numpy", dtype, shape, offset)
+
+    def _numpy(self, call: str, dtype: Any, shape: Any, offset: int) -> np.ndarray[Any, Any]:
         import numpy as np
 
-        call = "Mapping.numpy"
         kind = as_numpy_dtype(call, dtype)
         start, room = as_range(call, offset, None, self.nbytes)
         if not kind.itemsize or start % kind.alignment:

@@ -342,7 +342,7 @@ class TestWrongType:
             (lambda one: one.flag().stream_write("x", 1), "'x' is not a CUDA stream"),
             (lambda one: one.flag().stream_wait(1.5, 1), "1.5 is not a CUDA stream"),
             (lambda one: one.numpy("S"), "its elements have no size"),
-            (lambda one: one.numpy(shape=2.5), "Mapping.numpy: shape must be an int"),
+            (lambda one: one.numpy(shape=2.5), "Region.numpy: shape must be an int"),
             (lambda one: gdrpy.Region.from_fd("a"), "Region.from_fd: fd must be an int"),
             (lambda one: gdrpy.Region.from_fd(1 << 40), "not open"),
             (lambda one: gdrpy.rounded_size(1.5), "rounded_size: nbytes must be an int"),

@@ -52,6 +52,8 @@ class Array(Closing, _mapping.Buffer):
         self._kind = as_dtype(call, dtype)
         self.region = region
         self.dtype = self._kind.name
+        if shape is None:
+            shape = as_range(call, offset, None, region.nbytes)[1] // self._kind.nbytes
         self.shape = as_shape(call, shape)
         self.nbytes = math.prod(self.shape) * self._kind.nbytes
         self.offset, _ = as_range(call, offset, self.nbytes, region.nbytes)

@@ -15,13 +15,15 @@ if TYPE_CHECKING:
 
 
 class Shown(Asynchronous):
-    """Memory that is also an array of its bytes, and that arrays are made in."""
+    """Memory that is also an array, ``array()``, and that arrays are made in."""
 
-    def array(self, shape: int | tuple[int, ...], dtype: Any, offset: int = 0) -> Array:
+    def array(
+        self, shape: int | tuple[int, ...] | None = None, dtype: Any = "U8", offset: int = 0
+    ) -> Array:
         """A part of the memory as an array in C order.
 
         Args:
-            shape: The shape.
+            shape: The shape; None is one dimension with all that fits.
             dtype: The elements' type: numpy's, torch's or safetensors', or a name of it:
                 ``torch.bfloat16``, "bfloat16", "bf16", "BF16". A name that means two types, as
                 "U8", is safetensors'.
@@ -33,21 +35,21 @@ class Shown(Asynchronous):
         return Array(self, shape, dtype, offset)
 
     def _as_array(self) -> Array:
-        """All bytes as an Array."""
-        return self.array(self.nbytes, "U8")
+        """What other libraries take it for."""
+        return self.array()
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        """The CPU view as bytes (version 3): see :class:`gdrpy.Array`."""
+        """The CPU view of ``array()`` (version 3): see :class:`gdrpy.Array`."""
         return self._as_array().__array_interface__
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """The GPU view as bytes (version 3): see :class:`gdrpy.Array`."""
+        """The GPU view of ``array()`` (version 3): see :class:`gdrpy.Array`."""
         return self._as_array().__cuda_array_interface__
 
     def __dlpack__(self, **wishes: Any) -> object:
-        """All bytes: see :meth:`Array.__dlpack__`."""
+        """``array()``: see :meth:`Array.__dlpack__`."""
         return self._as_array().__dlpack__(**wishes)
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -80,7 +82,7 @@ class Shown(Asynchronous):
     ) -> Iterator[np.ndarray[Any, Any]]:
         kind = as_dtype(call, dtype)
         array_kind = kind.numpy(call)
-        part = Array(self, self.nbytes // kind.nbytes if shape is None else shape, kind)
+        part = Array(self, shape, kind)
         memory = self._host_memory(part.nbytes, bool(self._reached))
         if load:
             self.readinto(memory, 0)

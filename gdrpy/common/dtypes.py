@@ -36,8 +36,8 @@ class DType(NamedTuple):
             ml_dtypes = importlib.import_module("ml_dtypes")
         except ImportError:
             raise TypeError(
-                f"{call}: numpy has no {self.name}: pip install ml_dtypes, or take the raw bits "
-                f"as a tensor of U{8 * self.nbytes}"
+                f"{call}: numpy has no {self.name}: pip install ml_dtypes, or use "
+                f"torch.from_dlpack(), or take the raw bits as U{8 * self.nbytes}"
             ) from None
         kind: np.dtype[Any] = np.dtype(getattr(ml_dtypes, self.array_name))
         return kind

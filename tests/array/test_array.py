@@ -61,6 +61,11 @@ class TestShape:
     def test_may_be_one_length(self, region):
         assert region.array(3, "F32").shape == (3,)
 
+    def test_that_is_not_given_is_all_that_fits(self, region):
+        whole, rest = region.array(), region.array(None, "F32", region.nbytes - 9)
+        assert (whole.dtype, whole.shape) == ("U8", (region.nbytes,))
+        assert (rest.shape, rest.nbytes) == ((2,), 8)
+
     def test_of_nothing_is_one_element(self, region):
         elements = region.array((), "F64", 8)
         elements.write(2.5)
@@ -84,7 +89,7 @@ class TestShape:
         with pytest.raises(ValueError, match="a shape is up to 64 lengths"):
             region.array(shape, "U8")
 
-    @pytest.mark.parametrize("shape", [(1.0,), "12", None, (True,)])
+    @pytest.mark.parametrize("shape", [(1.0,), "12", (True,)])
     def test_of_the_wrong_type_is_refused(self, region, shape):
         with pytest.raises(TypeError, match="shape must be an int"):
             region.array(shape, "U8")

@@ -169,6 +169,33 @@ class TestStoredArray:
         assert (array.dtype, array.shape) == (np.float32, (2, 3))
         assert region.numpy("u1").shape == (4096,)
 
+    def test_is_what_other_libraries_take(self, granted):
+        region = granted(metadata=pack_metadata("", {"array": ["<f4", [2, 3]]}))
+        array = region.array()
+        assert (array.dtype, array.shape, region.array(8).dtype) == ("F32", (2, 3), "U8")
+        for taken in (np.asarray(region), np.from_dlpack(region)):
+            assert (taken.dtype, taken.shape) == (np.float32, (2, 3))
+            assert taken.flags.writeable
+            assert taken.ctypes.data == region.cpu.address
+
+    @pytest.mark.parametrize(
+        ("kind", "format_", "shape"),
+        [
+            *(("<c16", "Zd", 3), ("<M8[s]", "8x", 3), ("BF16", "2x", 3), ("F32", "f", 3)),
+            ("<c16", "B", 4096),  # more than the region has
+        ],
+    )
+    def test_of_a_type_that_arrays_or_buffers_lack_is_still_copied(
+        self, granted, kind, format_, shape
+    ):
+        region = granted(metadata=pack_metadata("", {"array": [kind, [shape]]}))
+        region.write(b"123456")
+        with memoryview(region) as view:
+            assert (view.format, view.shape) == (format_, (shape,))
+        with gdrpy.alloc(4096, "cpu") as copy:
+            copy.write(region)
+            assert copy.read(6) == b"123456"
+
     def test_of_no_dimensions_is_one_element(self, granted):
         array = granted(metadata=pack_metadata("", {"array": ["<i8", []]})).numpy()
         assert (array.dtype, array.shape) == (np.int64, ())
@@ -190,10 +217,13 @@ class TestStoredArray:
         region = granted(metadata=pack_metadata("", {"array": layout}))
         with pytest.raises(ValueError, match=r"BrokerRegion.numpy: .* 'array', which no put\(\)"):
             region.numpy()
-        assert region.numpy("<f4", 2).shape == (2,)
+        with pytest.raises(ValueError, match=r"BrokerRegion.array: .* 'array', which no put\(\)"):
+            region.array()
+        assert region.numpy("<f4", 2).shape == region.array(2, "F32").shape == (2,)
+        assert np.asarray(region).shape == np.from_dlpack(region).shape == (4096,)
 
     def test_is_bytes_where_none_was_stored(self, granted):
-        assert granted().numpy().shape == (4096,)
+        assert granted().numpy().shape == granted().array().shape == (4096,)
 
 
 class TestPickledRegion:

@@ -35,6 +35,23 @@ with torch.no_grad():
 print(module.bias.tolist(), flush=True)
 """
 
+GET = """
+import sys
+import numpy as np
+import torch
+import gdrpy
+
+broker = gdrpy.connect(sys.argv[1])
+region = broker.get("one", readonly=True)
+expected = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3)
+for take in torch.from_dlpack, torch.as_tensor:
+    found = take(region)
+    assert (found.dtype, found.data_ptr()) == (expected.dtype, region.ptr)
+    assert torch.equal(found, expected)
+array = region.array()
+print(array.dtype, array.shape, array.readonly, np.asarray(region).shape)
+"""
+
 
 @pytest.fixture(scope="module")
 def socket() -> Iterator[str]:
@@ -52,6 +69,15 @@ def broker(socket: str) -> Iterator[gdrpy.Broker]:
 def module() -> torch.nn.Module:
     torch.manual_seed(1)
     return torch.nn.Linear(3, 2)
+
+
+class TestOneTensor:
+    def test_is_the_same_tensor_in_another_process(self, socket, broker):
+        tensor = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3)
+        broker.put("one", tensor, seal=True).close()
+        command = [sys.executable, "-c", GET, socket]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.stderr, done.stdout) == ("", "BF16 (2, 3) True (2, 3)\n")
 
 
 class TestShare:

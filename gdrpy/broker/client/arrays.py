@@ -33,7 +33,7 @@ async def put(
     cpu: bool = True,
     wait: float | None = None,
 ) -> R:
-    """Publish a copy of an array under the name; ``region.numpy()`` returns it.
+    """Publish a copy of an array under the name; ``region.numpy()`` and ``region.array()`` show it.
 
     Args:
         name: The name.

@@ -32,11 +32,10 @@ def _type_name(dtype: DType | np.dtype[Any]) -> str:
     raise TypeError(f"put: an array of structures ({dtype}) cannot be put: put each field")
 
 
-def stored_array(call: str, layout: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
+def stored_array(call: str, layout: Any) -> tuple[DType | np.dtype[Any], tuple[int, ...]]:
     """The element type and shape of an array that :func:`put` stored, from its metadata.
 
-    Raises ValueError for metadata that put() does not write, TypeError if the type needs ml_dtypes,
-    which is missing.
+    Raises ValueError for metadata that put() does not write.
     """
     import numpy as np
 
@@ -54,4 +53,4 @@ def stored_array(call: str, layout: Any) -> tuple[np.dtype[Any], tuple[int, ...]
             f"{call}: the region's metadata has {layout!r:.80} for {ARRAY!r}, which no put() "
             f"stored: pass the array's dtype and shape"
         ) from None
-    return kind if isinstance(kind, np.dtype) else kind.numpy(call), tuple(lengths)
+    return kind, tuple(lengths)

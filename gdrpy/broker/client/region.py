@@ -12,6 +12,7 @@ from gdrpy.broker.client.connection import Lease, Parcels
 from gdrpy.broker.client.layouts import ARRAY, stored_array
 from gdrpy.broker.protocol import CPU_DEVICE, unpack_metadata
 from gdrpy.broker.replies import Grant
+from gdrpy.common.dtypes import DType
 from gdrpy.errors import MissingView, ReadOnly, Sealed
 from gdrpy.memory.view import Mapping
 from gdrpy.region import Region
@@ -122,6 +123,40 @@ class LeasedRegion(Region):
         if dtype is None and shape is None and not offset and ARRAY in self.metadata:
             dtype, shape = stored_array("BrokerRegion.numpy", self.metadata[ARRAY])
         return super().numpy("uint8" if dtype is None else dtype, shape, offset)
+
+    def array(
+        self, shape: int | tuple[int, ...] | None = None, dtype: Any = None, offset: int = 0
+    ) -> Array:
+        """The array that put() stored. Else, or with any argument, as of :meth:`Region.array`.
+
+        Other libraries take the region itself as that array too, or as its bytes where
+        :class:`gdrpy.Array` lacks the type. Its buffer has raw elements of types without a format.
+
+        Args:
+            shape: The shape; None is the stored array's, or one dimension with all that fits.
+            dtype: The elements' type; None is the stored array's, or "U8".
+            offset: The byte at which the first element begins.
+
+        Raises as :meth:`Region.array`, and ValueError as :meth:`numpy`.
+        """
+        if dtype is None and shape is None and not offset and ARRAY in self.metadata:
+            dtype, shape = stored_array("BrokerRegion.array", self.metadata[ARRAY])
+        return super().array(shape, "U8" if dtype is None else dtype, offset)
+
+    def _as_array(self) -> Array:
+        try:
+            return self.array()
+        except (TypeError, ValueError):  # not a type of Array, or metadata of another meaning
+            return super().array()
+
+    def _buffer(self) -> memoryview:
+        try:
+            kind, shape = stored_array("BrokerRegion", self.metadata.get(ARRAY))
+            raw = not kind.native if isinstance(kind, DType) else kind.kind in "mM"
+            size = kind.nbytes if isinstance(kind, DType) else kind.itemsize
+            return self.cpu.numpy(f"V{size}" if raw else kind, shape).data
+        except ValueError:
+            return super()._buffer()
 
     def tensors(self) -> dict[str, Array]:
         """The tensors of a region that ``put_tensors`` or ``load`` made, by name, without a copy.

@@ -148,13 +148,16 @@ class Region(Shown):
         return cls._of(memory, wanted or memory.size, cpu=cpu, readonly=readonly)
 
     @classmethod
-    def from_fabric(cls, handle: bytes, nbytes: int, device: Any = 0) -> Self:
+    def from_fabric(
+        cls, handle: bytes, nbytes: int, device: Any = 0, *, readonly: bool = False
+    ) -> Self:
         """Open ``nbytes`` bytes of a region by its handle from :meth:`export_fabric`.
 
         Args:
             handle: The 64 bytes of the handle.
             nbytes: The region's size.
             device: The GPU of the GPU view, named as for :func:`gdrpy.alloc`.
+            readonly: Makes the GPU view read-only in the GPU's page tables, as for :meth:`from_fd`.
 
         The memory may lie on another node of the NVLink network, or on another GPU of this node.
         The region has a GPU view, but no CPU view and no descriptor;
@@ -169,8 +172,9 @@ class Region(Shown):
             raise ValueError(
                 f"{call}: a handle has {fabrics.NBYTES} bytes, and this one {len(name)}"
             )
-        memory = vmm.import_fabric(call, name, size, cuda.ordinal(call, device))
-        return cls._of(memory, size, cpu=False)
+        ordinal = cuda.ordinal(call, device)
+        memory = vmm.import_fabric(call, name, size, ordinal, bool(readonly))
+        return cls._of(memory, size, cpu=False, readonly=readonly)
 
     @classmethod
     def _adopt(

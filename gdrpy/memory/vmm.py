@@ -94,8 +94,12 @@ def create(
         )
 
 
-def import_fabric(call: str, name: bytes, nbytes: int, device: int) -> GpuMemory:
+def import_fabric(
+    call: str, name: bytes, nbytes: int, device: int, readonly: bool = False
+) -> GpuMemory:
     """Import the first ``nbytes`` bytes of a fabric handle's memory, for a device of this process.
+
+    With ``readonly`` the GPU's page tables refuse writes.
 
     Raises BackendUnavailable, InvalidHandle, SizeMismatch, CudaError.
     """
@@ -105,7 +109,7 @@ def import_fabric(call: str, name: bytes, nbytes: int, device: int) -> GpuMemory
         handle = fabrics.import_handle(undo, call, name, device)
         home = _home(handle)
         try:
-            ptr = _map(undo, handle, size, _reaching(call, device, home))
+            ptr = _map(undo, handle, size, _reaching(call, device, home), readonly)
         except CudaError as error:
             if error.call != "cuMemMap":
                 raise

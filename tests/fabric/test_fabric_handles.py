@@ -58,6 +58,25 @@ before = len(os.listdir("/proc/self/fd"))
 print(open_once(), failing(), len(os.listdir("/proc/self/fd")) - before)
 """
 
+READ_ONLY = """
+from gdrpy import cuda
+region = gdrpy.alloc(5000, fabric=True)
+region.write(b"hello")
+other = gdrpy.Region.from_fabric(region.export_fabric(), 5000, 1, readonly=True)
+print(other)
+with cuda.context(1):
+    for call in (
+        lambda: other.write(b"world"),
+        lambda: cuda.call("cuMemcpyHtoD", other.ptr, b"world", 5),
+        lambda: cuda.call("cuMemsetD8", other.ptr, 0, 5),
+    ):
+        try:
+            call()
+        except gdrpy.Error as error:
+            print(type(error).__name__, str(error).partition(": invalid")[0])
+print(other.read(5), other.readonly)
+"""
+
 REFUSALS = """
 import pickle
 from multiprocessing.reduction import ForkingPickler
@@ -108,6 +127,15 @@ class TestFabricHandle:
             "(CUDA_ERROR_INVALID_VALUE): pass one that Region.export_fabric() gave, while its "
             "owner keeps the memory",
             "1",
+        ]
+
+    def test_opens_the_memory_read_only_in_the_page_tables_of_the_gpu(self) -> None:
+        assert run(READ_ONLY).splitlines() == [
+            "<Region of 5000 bytes on simulated GPU 0, read-only GPU view>",
+            "ReadOnly Region.write: the region is read-only; open it with readonly=False",
+            "CudaError cuMemcpyHtoD: CUDA_ERROR_INVALID_VALUE",
+            "CudaError cuMemsetD8: CUDA_ERROR_INVALID_VALUE",
+            "b'hello' True",
         ]
 
     def test_of_the_wrong_size_is_told(self) -> None:

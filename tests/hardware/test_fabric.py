@@ -36,6 +36,12 @@ class TestFabricHandle:
                 with gdrpy.Region.from_fabric(handle, 4096) as other:
                     assert other.read(5) == b"hello"
                     other.write(b"world")
+                with (
+                    gdrpy.Region.from_fabric(handle, 4096, readonly=True) as reader,
+                    cuda.context(0),
+                    pytest.raises(gdrpy.CudaError, match="CUDA_ERROR_INVALID_VALUE"),
+                ):
+                    cuda.call("cuMemsetD8", reader.ptr, 0, 5)
                 assert region.cpu.read(5) == b"world"
             return
         (code,) = (code for reason, code in REFUSALS.items() if reason in status.reason)

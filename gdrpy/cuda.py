@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from gdrpy import sim
 from gdrpy._core._mapping import Undo, fork_generation
-from gdrpy.common.arguments import as_device, as_int, pci_name
+from gdrpy.common.arguments import as_device, pci_name
 from gdrpy.errors import BackendUnavailable, CudaError, Forked, NotFound, OutOfMemory
 
 #: The kernel side of a driver: the NVIDIA module's node, or the one of WSL.
@@ -220,11 +220,9 @@ def device_count() -> int:
     return int(call("cuDeviceGetCount"))
 
 
-def device(ordinal: int) -> Any:
-    """The CUdevice of an ordinal. Raises NotFound."""
-    ordinal = as_int("device", "ordinal", ordinal)
-    _require("device", ordinal)
-    return call("cuDeviceGet", ordinal)
+def device(name: Any) -> Any:
+    """The CUdevice of a GPU, named as for :func:`gdrpy.alloc`. Raises NotFound."""
+    return call("cuDeviceGet", ordinal("device", name))
 
 
 @functools.cache
@@ -337,22 +335,23 @@ def bar1_size(pci: str) -> int | None:
     return sizes[1] if len(sizes) > 1 else None
 
 
-def device_info(ordinal: int) -> DeviceInfo:
-    """Describe a device. Raises NotFound."""
-    handle = device(ordinal)
-    pci = pci_name(*pci_address(ordinal))
+def device_info(device: Any) -> DeviceInfo:
+    """Describe a GPU, named as for :func:`gdrpy.alloc`. Raises NotFound."""
+    number = ordinal("device_info", device)
+    handle = call("cuDeviceGet", number)
+    pci = pci_name(*pci_address(number))
     name = call("cuDeviceGetName", 128, handle)
     return DeviceInfo(
-        ordinal=ordinal,
+        ordinal=number,
         name=name.split(b"\0")[0].decode(),
         simulated=simulated(),
-        uuid=uuid(ordinal),
+        uuid=uuid(number),
         pci=pci,
         memory=int(call("cuDeviceTotalMem", handle)),
         bar1=None if simulated() else bar1_size(pci),
         compute_capability=(
-            attribute(ordinal, "COMPUTE_CAPABILITY_MAJOR"),
-            attribute(ordinal, "COMPUTE_CAPABILITY_MINOR"),
+            attribute(number, "COMPUTE_CAPABILITY_MAJOR"),
+            attribute(number, "COMPUTE_CAPABILITY_MINOR"),
         ),
     )
 
@@ -370,9 +369,12 @@ def has_context(ordinal: int) -> bool:
 
 
 @contextmanager
-def context(ordinal: int) -> Iterator[None]:
-    """Run CUDA calls in the device's primary context, and leave the caller's as it was."""
-    wanted = primary_context(ordinal)
+def context(device: Any) -> Iterator[None]:
+    """Run CUDA calls in a GPU's primary context, and leave the caller's as it was.
+
+    The GPU is named as for :func:`gdrpy.alloc`. Raises NotFound.
+    """
+    wanted = primary_context(device if type(device) is int else ordinal("context", device))
     if int(call("cuCtxGetCurrent")) == int(wanted):
         yield
         return

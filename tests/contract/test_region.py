@@ -308,6 +308,12 @@ class TestNamedGpu:
             assert channel.device == 0
         assert gdrpy.rounded_size(1, name) == granularity(name) == granularity(0)
 
+    def test_is_taken_by_the_calls_of_cuda(self, contract, name):
+        assert int(cuda.device(name)) == int(cuda.device(0))
+        assert cuda.device_info(name) == cuda.device_info(0)
+        with cuda.context(name):
+            assert int(cuda.call("cuCtxGetCurrent")) == int(cuda.primary_context(0))
+
 
 class TestWrongArguments:
     @pytest.mark.parametrize("nbytes", [0, -1, 1 << 62, -(1 << 70)])
@@ -334,6 +340,8 @@ class TestWrongArguments:
             ("page_locked", lambda: gdrpy.page_locked(4096, device)),
             ("granularity", lambda: granularity(device)),
             ("rounded_size", lambda: gdrpy.rounded_size(1, device)),
+            ("device", lambda: cuda.device(device)),
+            ("device_info", lambda: cuda.device_info(device)),
         ):
             with pytest.raises(gdrpy.NotFound, match=f"^{call}: {words}.*CUDA_VISIBLE") as caught:
                 use()

@@ -35,6 +35,9 @@ FREE_PYTHON ?= $(or $(shell command -v python3.14t),$(shell uv python find 3.14t
 FREE_VENV := .venv-free
 FREE_TESTS := tests/test_threads.py tests/test_lifetime.py tests/arena tests/channel tests/contract \
 	tests/transfer tests/broker/test_client_calls.py tests/broker/test_client_with_broker.py
+# The copy engine's too, but those that need safetensors, matplotlib or torch.
+FREE_TESTS += tests/engine $(addprefix --ignore=tests/engine/test_,broker_with_engine.py measuring.py) \
+	--deselect=tests/engine/test_register.py::TestRegisteredBuffer::test_of_another_librarys_array_takes_no_staging_either
 
 # The Python tests in parts that may run side by side: those that build programs, pages and packages,
 # those of the broker and the commands, and the others.
@@ -132,7 +135,7 @@ test-threads:
 	@$(FREE_PYTHON) -m venv $(FREE_VENV)
 	@$(FREE_VENV)/bin/python -m pip install -q "setuptools>=77" "cffi>=2"
 	@CFLAGS="$${CFLAGS:-} -Werror" $(FREE_VENV)/bin/python -m pip install -q $(EDITABLE) . \
-		pytest pytest-timeout hypothesis pyyaml ml_dtypes
+		pytest pytest-timeout hypothesis msgpack pyyaml ml_dtypes
 	@$(FREE_VENV)/bin/python -m pytest -q $(FREE_TESTS)
 
 # The kernel module in QEMU guests, on a GPU's BAR of theirs: see tests/vm/README.md.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import select
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,8 +19,9 @@ import pytest
 
 from brokers import BROKER_UID, Broker, await_descriptors, await_end, descriptors
 from gdrpy.broker import unix as _unix
-from gdrpy.broker.server import keeper
+from gdrpy.broker.server import keeper, store
 from gdrpy.broker.server.store import KeeperStore
+from gdrpy.errors import OutOfMemory
 
 MANY = 1000
 
@@ -305,3 +308,29 @@ class TestBrokersKeeper:
     def test_has_no_stream_of_the_brokers(self, broker: Broker) -> None:
         streams = descriptors(broker.keeper)[:3]
         assert streams == [os.devnull] * 3
+
+
+class TestDescriptorForTheKeeper:
+    @pytest.fixture
+    def full(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+        """Too many descriptors are in flight; for how long was slept."""
+
+        def send(*_: object) -> None:
+            raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
+
+        slept: list[float] = []
+        monkeypatch.setattr(store._packet, "send", send)
+        monkeypatch.setattr(time, "sleep", slept.append)
+        return slept
+
+    def test_is_not_waited_for_while_too_many_are_in_flight(self, full: list[float]) -> None:
+        kept = object.__new__(KeeperStore)
+        kept._keeper = socket.socket()
+        with kept._keeper, pytest.raises(OutOfMemory, match="in flight to clients that do not"):
+            kept.hold("r1", 0)
+        assert full == []
+
+    def test_is_waited_for_by_who_hands_a_new_one_everything(self, full: list[float]) -> None:
+        with socket.socket() as sock, pytest.raises(OutOfMemory):
+            store.send_within(0.01, sock, b"", [0])
+        assert len(full) > 1

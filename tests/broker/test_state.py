@@ -79,7 +79,7 @@ class Held(Store):
     def recover(self) -> dict[str, int]:
         return {key: os.dup(fd) for key, fd in self.held.items()}
 
-    def hold(self, key: str, fd: int) -> None:
+    def hold(self, key: str, fd: int, patience: float = 0.0) -> None:
         self._call()
         self.drop(key)
         self.held[key] = os.dup(fd)

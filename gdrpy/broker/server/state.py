@@ -24,6 +24,8 @@ log.addFilter(Throttle())
 #: A journal is compacted above this many bytes, and above this multiple of its size when new.
 _COMPACT_BYTES = 1 << 20
 _COMPACT_RATIO = 4
+#: Seconds for which a new keeper may leave descriptors in flight.
+_PATIENCE = 2.0
 #: Records that a turn of compaction copies.
 _COMPACT_SLICE = 128
 
@@ -197,10 +199,10 @@ class State:
         log.warning("the keeper is gone (%s): starting another one", reason)
         try:
             self.store.replace()
-            self.store.hold(f"j{self._journal.generation}", self._journal.fd)
+            self.store.hold(f"j{self._journal.generation}", self._journal.fd, _PATIENCE)
             for region in self.table.regions.values():
                 if region.fd >= 0:
-                    self.store.hold(_key(region), region.fd)
+                    self.store.hold(_key(region), region.fd, _PATIENCE)
         except (OSError, OutOfMemory) as error:
             log.error("cannot start a keeper, so all regions would end with the broker: %s", error)
             self.store_lost = True

@@ -24,8 +24,6 @@ log = logging.getLogger(__name__)
 _PATIENCE = 2.0
 #: Seconds that a new one may take to start, on a busy machine.
 _START = 30.0
-#: Seconds for which to try to send the keeper a descriptor; it reads at once.
-_IN_FLIGHT = 0.04
 #: Seconds between two attempts to send a descriptor while too many are in flight.
 _PAUSE = 0.001
 
@@ -41,8 +39,11 @@ class Store:
         """The descriptors that an earlier broker stored; the caller owns them."""
         return {}
 
-    def hold(self, key: str, fd: int) -> None:
-        """Store a duplicate of ``fd``. Raises Full, and OSError if the store is lost."""
+    def hold(self, key: str, fd: int, patience: float = 0.0) -> None:
+        """Store a duplicate of ``fd``. Raises Full, and OSError if the store is lost.
+
+        Raises OutOfMemory if too many descriptors are in flight, after ``patience`` seconds.
+        """
 
     def drop(self, key: str) -> None:
         """Forget a descriptor. Raises OSError."""
@@ -62,24 +63,22 @@ class Store:
         return None
 
 
-def send_within(seconds: float, sock: socket.socket, data: bytes, fds: Sequence[int]) -> bool:
-    """Send a packet as soon as not too many descriptors are in flight; returns whether it was sent.
+def send_within(patience: float, sock: socket.socket, data: bytes, fds: Sequence[int]) -> None:
+    """Send a packet as soon as not too many descriptors are in flight.
 
-    No event reports that a receiver has read earlier ones. Raises OSError.
+    No event reports that a receiver has read earlier ones. Raises OutOfMemory after ``patience``
+    seconds, and OSError.
     """
-    deadline = None
+    deadline = time.monotonic() + patience
     while True:
         try:
             _packet.send(sock.fileno(), data, fds)
-            return True
+            return
         except OSError as error:
             if error.errno != errno.ETOOMANYREFS:
                 raise
-        now = time.monotonic()
-        if deadline is None:
-            deadline = now + seconds
-        elif now > deadline:
-            return False
+        if time.monotonic() >= deadline:
+            raise OutOfMemory("too many descriptors are in flight to clients that do not read them")
         time.sleep(_PAUSE)
 
 
@@ -172,9 +171,8 @@ class KeeperStore(Store):
                 return found
             found.update(zip(packet.decode().split("\0"), fds, strict=True))
 
-    def hold(self, key: str, fd: int) -> None:
-        if not send_within(_IN_FLIGHT, self._keeper, keeper.HOLD + key.encode(), [fd]):
-            raise OutOfMemory("too many descriptors are in flight to clients that do not read them")
+    def hold(self, key: str, fd: int, patience: float = 0.0) -> None:
+        send_within(patience, self._keeper, keeper.HOLD + key.encode(), [fd])
 
     def drop(self, key: str) -> None:
         self._keeper.send(keeper.DROP + key.encode())

@@ -91,14 +91,16 @@ class Notifier:
         """Whether systemd started the broker."""
         return self._address is not None
 
-    def tell(self, message: str, fds: tuple[int, ...] = ()) -> None:
-        """Send one message, with descriptors, which the caller keeps. Raises OSError."""
+    def tell(self, message: str, fds: tuple[int, ...] = (), patience: float = 0.0) -> None:
+        """Send one message, with descriptors, which the caller keeps. Raises OSError.
+
+        Raises OutOfMemory if too many descriptors are in flight, after ``patience`` seconds.
+        """
         if self._address is None:
             return
         if self._sock is None:
             self._sock = self._connect(self._address)
-        if not send_within(_PATIENCE, self._sock, message.encode(), fds):
-            raise TimeoutError(errno.ETIMEDOUT, "systemd does not receive descriptors")
+        send_within(patience, self._sock, message.encode(), fds)
 
     def _connect(self, address: str) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -138,12 +140,12 @@ class SystemdStore(Store):
         """The stored keys of the same kind, regions or journals."""
         return self._regions if key.startswith("r") else self._journals
 
-    def hold(self, key: str, fd: int) -> None:
+    def hold(self, key: str, fd: int, patience: float = 0.0) -> None:
         held = self._like(key)
         if held is self._regions and key not in held and len(held) >= self._limit - _JOURNALS:
             raise Full(errno.ENOSPC, f"systemd keeps {self._limit} descriptors of this service")
         # FDPOLL=0: systemd must not drop a GPU's descriptor because of poll's result.
-        self._notifier.tell(f"FDSTORE=1\nFDNAME={key}\nFDPOLL=0", (fd,))
+        self._notifier.tell(f"FDSTORE=1\nFDNAME={key}\nFDPOLL=0", (fd,), patience)
         held.add(key)
 
     def drop(self, key: str) -> None:

@@ -17,7 +17,7 @@ import pytest
 from brokers import BROKER_UID, Broker, StartBroker, await_descriptors, await_end, descriptors
 from gdrpy.broker.server.connection import EVENTS_LIMIT
 from gdrpy.broker.server.quotas import PROCESS_CONNECTIONS
-from rawclient import RawClient, allocation
+from rawclient import RawClient, acting_as, allocation
 
 
 @pytest.fixture
@@ -175,6 +175,41 @@ class TestDescriptorsInFlight:
                     hostile.send_bytes(msgpack.packb(many | {"gpu": False}))
             for _ in range(20):
                 check(other)
+
+    @pytest.mark.parametrize("ends", [False, True], ids=["which stays", "which sends no more"])
+    def test_of_two_users_that_never_read_leave_room_for_another(
+        self, ends: bool, start_broker: StartBroker
+    ) -> None:
+        if os.geteuid() != 0:
+            pytest.skip("being other users needs CAP_SETUID")
+        broker = start_broker(uid=BROKER_UID, descriptors=512, options={"mode": 0o666})
+        with broker.client() as other, contextlib.ExitStack() as stack:
+            other.allocate("kept", mode=0o666).write(b"as it was")
+            many = {"op": "get_many", "id": 1, "names": ["kept"] * 64, "readonly": True}
+            for uid in (40001, 40002):
+                with acting_as(uid):
+                    deaf = [stack.enter_context(broker.client()) for _ in range(60)]
+                for client in deaf:
+                    client.send_bytes(msgpack.packb(many | {"gpu": False}))
+                    other.ok("status")
+                    if ends:
+                        client.sock.shutdown(socket.SHUT_WR)
+            for _ in range(20):
+                check(other)
+
+    def test_of_a_client_that_sends_no_more_are_all_there_when_it_reads(
+        self, broker: Broker, other: RawClient
+    ) -> None:
+        before = descriptors(broker.pid)
+        with broker.client() as late:
+            late.send("get_many", names=["kept"] * 64, readonly=True, gpu=False)
+            other.ok("status")
+            late.sock.shutdown(socket.SHUT_WR)
+            await_status(other, sessions=1, leases=1)
+            assert len(late.receive().fds) == 64
+            with pytest.raises(ConnectionError):
+                late.receive()
+            await_descriptors(broker.pid, before)
 
     def test_are_all_there_when_the_client_reads_at_last(self, start_broker: StartBroker) -> None:
         broker = start_broker(uid=BROKER_UID, descriptors=512, options={"mode": 0o666})

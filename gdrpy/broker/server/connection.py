@@ -29,6 +29,10 @@ _KEPT_BYTES, _SENT_BYTES = 256, 1024
 _SENT_LIMIT = 320 * 1024
 #: Descriptors that one connection may always leave unread: two packets full of them.
 _CONNECTION_FDS = 506
+#: Descriptors of each user for which the last ones are kept.
+_FIRST = 8
+#: Stands for all users.
+_ALL = -1
 #: Connections of a user that are checked at a time, and for each of them the seconds until the next
 #: check, which takes a fiftieth of that.
 _SLICE, _PAUSE = 64, 5e-5
@@ -131,21 +135,20 @@ class ServerConnection:
         return True
 
     def _sent(self, packet: bytes, fds: Sequence[int]) -> bool:
-        if fds and not self.flight.admits(self, len(fds)):
+        if fds and not self.flight.take(self, len(fds)):
             self.waiting = True
             return False
         self.waiting = False
         try:
             _packet.send(self.number, packet, fds)
-        except BlockingIOError:
-            return False
         except OSError as error:
-            if error.errno != errno.ETOOMANYREFS:
+            if fds:
+                self.flight.give_back(self, len(fds))
+            if error.errno == errno.ETOOMANYREFS:
+                self.waiting = True  # other programs of this user leave descriptors unread too
+            elif not isinstance(error, BlockingIOError):
                 raise
-            self.waiting = True  # other users' clients leave descriptors unread too
             return False
-        if fds:
-            self.flight.note(self, len(fds))
         if self.sent < _SENT_LIMIT:
             size = len(packet) + _SENT_BYTES
             self.sent += size
@@ -183,21 +186,39 @@ class ServerConnection:
 
 class Flight:
     """Limits descriptors in flight: sent, but not read yet. A user's connections may have half of
-    the kernel's limit, and one connection a quarter of that.
+    the kernel's limit, one connection a quarter of that, and all users together what leaves some
+    for each user's first ones, and for the keeper.
 
     The kernel lets a user have as many in flight as a process may have files (unix(7),
     ETOOMANYREFS). A descriptor stays in flight until its receiver reads it or is gone, whatever the
     sender does. So clients that do not read must not use up the broker's share. A connection that
-    has read everything may always be sent one.
+    has read everything may always be sent one, unless all users together have too many.
     """
 
     def __init__(self) -> None:
-        self._limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
-        self._share = max(_CONNECTION_FDS, self._limit // 4)
-        self._of_user: dict[int, int] = defaultdict(int)
-        #: The receivers of each user, in order of their last check.
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._of_user = limit // 2
+        self._share = max(_CONNECTION_FDS, limit // 8)
+        #: Of all users; and of all when a user may have only the first ones.
+        self._of_all = limit - min(512, limit // 8)
+        self._of_most = self._of_all - min(1024, limit // 8)
+        #: By user, and of all.
+        self._used: dict[int, int] = defaultdict(int)
+        #: The receivers of each user, and all, in order of their last check.
         self._receivers: dict[int, dict[ServerConnection, None]] = defaultdict(dict)
         self._next_look: dict[int, float] = {}
+
+    def take(self, receiver: ServerConnection, count: int) -> bool:
+        """Count ``count`` more for a connection if they may be sent now; returns whether."""
+        if not self.admits(receiver, count):
+            return False
+        uid = receiver.uid
+        if not receiver.in_flight:
+            self._receivers[uid][receiver] = self._receivers[_ALL][receiver] = None
+        self._used[uid] += count
+        self._used[_ALL] += count
+        receiver.in_flight += count
+        return True
 
     def admits(self, receiver: ServerConnection, count: int) -> bool:
         """Whether ``count`` more may be sent to a connection now."""
@@ -206,18 +227,20 @@ class Flight:
         if receiver.in_flight and not receiver.unread():
             self.forget(receiver)
         self._look_at(receiver.uid)
+        if self._used[_ALL] + count > self._of_most:
+            self._look_at(_ALL)
         return self._fits(receiver, count)
 
-    def _look_at(self, uid: int) -> None:
-        """Check some of a user's connections, few enough not to delay others, and forget those
-        that have read everything.
+    def _look_at(self, group: int) -> None:
+        """Check some of a user's connections, or of all, few enough not to delay others, and forget
+        those that have read everything.
         """
         now = time.monotonic()
-        if now < self._next_look.get(uid, 0.0):
+        if now < self._next_look.get(group, 0.0):
             return
-        receivers = self._receivers.get(uid, {})
+        receivers = self._receivers.get(group, {})
         some = list(itertools.islice(receivers, _SLICE))
-        self._next_look[uid] = now + len(some) * _PAUSE
+        self._next_look[group] = now + len(some) * _PAUSE
         for receiver in some:
             if receiver.unread():
                 receivers[receiver] = receivers.pop(receiver)
@@ -225,24 +248,25 @@ class Flight:
                 self.forget(receiver)
 
     def _fits(self, receiver: ServerConnection, count: int) -> bool:
-        used = self._of_user[receiver.uid]
-        if receiver.in_flight + count <= self._share and used + count <= self._limit:
+        used = self._used.get(receiver.uid, 0) + count
+        if self._used[_ALL] + count > (self._of_all if used <= _FIRST else self._of_most):
+            return False
+        if receiver.in_flight + count <= self._share and used <= self._of_user:
             return True
-        return receiver.in_flight == 0 and (count == 1 or used == 0)
+        return receiver.in_flight == 0 and (count == 1 or used == count)
 
-    def note(self, receiver: ServerConnection, count: int) -> None:
-        """Count ``count`` sent descriptors."""
-        if not receiver.in_flight:
-            self._receivers[receiver.uid][receiver] = None
-        receiver.in_flight += count
-        self._of_user[receiver.uid] += count
+    def give_back(self, receiver: ServerConnection, count: int) -> None:
+        """Stop counting ``count`` that were not sent."""
+        self._used[receiver.uid] -= count
+        self._used[_ALL] -= count
+        receiver.in_flight -= count
 
     def forget(self, receiver: ServerConnection) -> None:
         """Stop counting for a connection that has read everything or is gone."""
         uid = receiver.uid
+        self.give_back(receiver, receiver.in_flight)
         self._receivers[uid].pop(receiver, None)
-        self._of_user[uid] -= receiver.in_flight
-        receiver.in_flight = 0
+        self._receivers[_ALL].pop(receiver, None)
         if not self._receivers[uid]:
-            del self._receivers[uid], self._of_user[uid]
+            del self._receivers[uid], self._used[uid]
             self._next_look.pop(uid, None)

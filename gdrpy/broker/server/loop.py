@@ -160,10 +160,9 @@ class Server:
             one = turns.next()
             if isinstance(one, ServerConnection):
                 one.queued = False
-                if one.open:
-                    self._serve(one)
-                    if one.mask != _IN:
-                        self._listen_to(one)
+                self._serve(one)
+                if one.mask != _IN:
+                    self._listen_to(one)
             else:
                 self._guarded(one)
             if time.monotonic() > end:
@@ -178,7 +177,9 @@ class Server:
         """One turn of a connection: send its outbox, else go on with its request, else read one."""
         try:
             try:
-                if connection.outbox or connection.busy:
+                if not connection.open:
+                    self._leave(connection)
+                elif connection.outbox or connection.busy:
                     self._flush(connection)
                 elif connection.work is None:
                     self._read(connection)
@@ -270,9 +271,11 @@ class Server:
         for connection in some:
             del self._waiting[connection]
         for connection in some:
-            if connection.open and connection.nonsense >= NONSENSE_LIMIT:
+            if not connection.open:
+                self._guarded(self._leave, connection)
+            elif connection.nonsense >= NONSENSE_LIMIT:
                 self._guarded(self._close_read, connection, client=connection)
-            elif connection.open:
+            else:
                 self._guarded(self._flush, connection, client=connection)
 
     def stop(self, *_: object) -> None:
@@ -352,20 +355,30 @@ class Server:
         if not connection.open:
             return
         connection.open = False
-        del self._connections[connection.number]
-        self._waiting.pop(connection, None)
-        user = connection.user
-        del user.connections[connection]
         self._watchers.remove(connection)
-        if not user.connections:
-            del self._users[user.uid]
-        self._door.left(connection.identity)
-        connection.sock.close()
         connection.forget()
-        self._flight.forget(connection)
         if connection.session is not None:
             del self._of_session[connection.session.number]
             self._ended.append(connection.session)
+        self._leave(connection)
+
+    def _leave(self, connection: ServerConnection) -> None:
+        """Stop counting a closed connection, once it has read its descriptors or is gone: until
+        then they are in flight.
+        """
+        if connection.in_flight and connection.unread():
+            self._waiting[connection] = None
+            self._listen(connection, 0)
+        elif self._connections.get(connection.number) is connection:
+            del self._connections[connection.number]
+            self._waiting.pop(connection, None)
+            user = connection.user
+            del user.connections[connection]
+            if not user.connections:
+                del self._users[user.uid]
+            self._door.left(connection.identity)
+            self._flight.forget(connection)
+            connection.sock.close()
 
     def _flush(self, connection: ServerConnection) -> None:
         """Send the outbox, unless the client is gone."""
@@ -505,14 +518,12 @@ class Server:
             self._close_read(connection)
 
     def _close_read(self, connection: ServerConnection) -> None:
-        """Close a connection that sends nonsense, once its outbox was sent and it has read the
-        descriptors, which count as in flight until then.
-        """
+        """Close a connection that sends nonsense, once its outbox was sent."""
         try:
             told = connection.flush()
         except OSError:
             told = True
-        if not told or (connection.in_flight and connection.unread()):
+        if not told:
             connection.busy = True
             connection.work = None
             self._waiting[connection] = None

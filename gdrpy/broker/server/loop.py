@@ -79,6 +79,8 @@ class Server:
         #: Sessions of closed connections, which end after the turn that closed them: ending one
         #: sends events, which may close other connections, and a request must keep its session.
         self._ended: list[Session] = []
+        #: Those that could not be ended.
+        self._stuck: list[Session] = []
         #: Connections by their session's number.
         self._of_session: dict[int, ServerConnection] = {}
         self._store_fd: int | None = None
@@ -111,7 +113,8 @@ class Server:
         connections, waits, late = self._connections, self._turns.circle, self._door.late
         state, orphans = self._state, self._orphans.sessions
         while not self._stopping:
-            patience = self._tend() if orphans or state.store_lost or self._waiting else None
+            due = orphans or state.store_lost or self._waiting or self._stuck
+            patience = self._tend() if due else None
             were_late = len(late)
             ready = self._epoll.poll(0 if waits or late else patience, _EVENTS)
             store_fd, self._store_is_new = self._store_fd, False
@@ -255,9 +258,13 @@ class Server:
         if self._orphans.sessions and self._orphans.patience() < 0:
             self._orphans.give_up()
             self._end_sessions()
+        if self._stuck:
+            self._ended += self._stuck
+            self._stuck.clear()
+            self._end_sessions()
         if self._waiting:
             self._look_at_waiting()
-        if self._waiting or self._state.store_lost:
+        if self._waiting or self._stuck or self._state.store_lost:
             return _LOOK if self._waiting else _RETRY
         return max(0.0, self._orphans.patience()) if self._orphans.sessions else None
 
@@ -326,13 +333,21 @@ class Server:
         first = True
         while self._ended:
             session = self._ended.pop()
-            uid, work = session.identity.uid, self.service.end(session)
+            uid, work = session.identity.uid, self._ending(session)
             turn = functools.partial(self._go_on_in_turns, uid, work, self._turns.add)
             if first:
                 turn()
             else:
                 self._turns.add(uid, turn)
             first = False
+
+    def _ending(self, session: Session) -> Iterator[object]:
+        """The turns that end a session; if that fails, it is tried again later."""
+        try:
+            yield from self.service.end(session)
+        except Exception:
+            log.exception("a session could not be ended")
+            self._stuck.append(session)
 
     def _go_on_in_turns(self, uid: int, work: Iterator[object], add: Callable[..., object]) -> None:
         """Do one turn of work for a user, and queue the rest for the user's next turn."""

@@ -10,6 +10,7 @@ import functools
 import gc
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -209,3 +210,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def checkout() -> Path:
     """The project's top folder."""
     return Path(__file__).parent.parent
+
+
+@pytest.fixture
+def public_path() -> Iterator[Path]:
+    """A folder that lets everybody in; pytest's lets in one user."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)

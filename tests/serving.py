@@ -159,7 +159,7 @@ StartServing = Callable[..., BrokerProcess]
 
 
 @pytest.fixture
-def start_serving(tmp_path: Path) -> Iterator[StartServing]:
+def start_serving(public_path: Path) -> Iterator[StartServing]:
     """Starts brokers: options of ``gdrpy serve``, and more environment by keyword.
 
     Each has a folder of its own. At the end each is stopped and must have left nothing.
@@ -167,7 +167,7 @@ def start_serving(tmp_path: Path) -> Iterator[StartServing]:
     brokers: list[BrokerProcess] = []
 
     def start(*words: str, **environment: str) -> BrokerProcess:
-        folder = tmp_path / f"broker-{len(brokers)}"
+        folder = public_path / f"broker-{len(brokers)}"
         folder.mkdir()
         broker = BrokerProcess(folder, words, environment)
         brokers.append(broker)

@@ -150,24 +150,47 @@ class TestFolderOfASocketForOthers:
         with Place(Options(str(path), Quotas(), mode=mode)) as made, made.listening():
             pass
 
-    def test_is_made_passable_after_a_private_run(self, tmp_path: Path) -> None:
-        path = tmp_path / "gdrpy" / "broker.sock"
+    def test_is_made_passable_after_a_private_run(self, public_path: Path) -> None:
+        path = public_path / "gdrpy" / "broker.sock"
         self.serve(path, 0o600)
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
         self.serve(path, 0o666)
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o755
 
-    def test_is_left_alone_where_it_has_more_in_it_and_the_reason_is_said(
-        self, tmp_path: Path
+    def test_is_made_passable_with_those_above_it_that_nothing_else_is_in(
+        self, public_path: Path
     ) -> None:
-        folder = tmp_path / "home"
+        path = public_path / "outer" / "middle" / "inner" / "broker.sock"
+        mask = os.umask(0o077)
+        try:
+            self.serve(path, 0o600)
+            self.serve(path, 0o666)
+        finally:
+            os.umask(mask)
+        found = [stat.S_IMODE(folder.stat().st_mode) for folder in list(path.parents)[:3]]
+        assert found == [0o755] * 3
+
+    @pytest.mark.parametrize("inner", ["", "gdrpy"])
+    def test_is_left_alone_where_it_has_more_in_it_and_the_reason_is_said(
+        self, inner: str, public_path: Path
+    ) -> None:
+        folder = public_path / "home"
         folder.mkdir(mode=0o700)
-        (folder / "diary").touch()
-        with pytest.raises(PermissionError, match=f"{folder} has mode 0700") as refused:
-            self.serve(folder / "broker.sock", 0o666)
+        (folder / "gdrpy-diary").touch()
+        with pytest.raises(PermissionError, match=f"{folder} has mode 0700.*: chmod") as refused:
+            self.serve(folder / inner / "broker.sock", 0o666)
         assert refused.value.errno == errno.EACCES
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        self.serve(folder / "broker.sock", 0o600)
+        self.serve(folder / inner / "broker.sock", 0o600)
+
+    def test_is_left_alone_where_it_is_another_users(self, public_path: Path) -> None:
+        if os.geteuid() != 0:
+            pytest.skip("giving a folder away needs CAP_CHOWN")
+        folder = public_path / "home"
+        folder.mkdir(mode=0o700)
+        os.chown(folder, 40001, 40001)
+        with pytest.raises(PermissionError, match=f"{folder} has mode 0700"):
+            self.serve(folder / "gdrpy" / "broker.sock", 0o666)
 
 
 class TestPathToConnectTo:

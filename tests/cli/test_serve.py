@@ -236,11 +236,11 @@ class TestSocket:
             assert f"serving at {path}" in lines
             assert stat.S_IMODE((tmp_path / "own").stat().st_mode) == 0o700
 
-    def test_lets_others_through_its_folder_if_it_is_for_them(self, tmp_path: Path):
-        path = f"{tmp_path}/own/b.sock"
+    def test_lets_others_through_its_folder_if_it_is_for_them(self, public_path: Path):
+        path = f"{public_path}/own/b.sock"
         with serving(None, "--keeper", "none", "--mode", "666", GDRPY_SOCKET=path) as lines:
             assert f"serving at {path}" in lines
-            assert stat.S_IMODE((tmp_path / "own").stat().st_mode) == 0o755
+            assert stat.S_IMODE((public_path / "own").stat().st_mode) == 0o755
 
 
 class TestRefusal:

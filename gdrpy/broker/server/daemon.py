@@ -283,29 +283,33 @@ class Place:
 
 
 def _make_folder(path: Path, mode: int, group: int | None) -> None:
-    """Make the socket's folder, or let the users that the socket's mode admits pass through it.
+    """Make the socket's folder, and let the users that the socket's mode admits pass through it and
+    the folders above it.
 
-    Raises PermissionError if they cannot, and the folder has other files or another owner.
+    Raises PermissionError if a folder keeps them out that has other files or another owner.
     """
-    folder = path.parent
-    if not folder.exists():
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if mode & 0o077:
-            folder.chmod(0o755)
-    elif not _lets_in(folder, mode, group):
-        found = folder.stat()
-        alone = all(one.name.startswith(path.name) for one in folder.iterdir())
-        if found.st_uid != os.geteuid() or not alone:
-            raise PermissionError(
-                errno.EACCES,
-                f"its folder {folder} has mode {found.st_mode & 0o7777:04o}, which keeps out the "
-                f"users that the socket's mode {mode:04o} admits: chmod the folder",
-            )
-        folder.chmod(0o755)
-        log.info("made %s mode 0755, for users that may connect", folder)
-    for above in folder.parents:
-        if not _lets_in(above, mode, group):
-            log.warning("%s keeps out users that the socket's mode admits", above)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    inner = path
+    for folder in path.parents:
+        if not _lets_in(folder, mode, group):
+            _open_up(folder, inner.name, mode)
+        inner = folder
+
+
+def _open_up(folder: Path, inner: str, mode: int) -> None:
+    """Let everybody pass through a folder of ours that has nothing but ``inner``, and its lock and
+    keeper. Raises PermissionError.
+    """
+    found = folder.stat()
+    alone = {one.name for one in folder.iterdir()} <= {inner, f"{inner}.lock", f"{inner}.keeper"}
+    if found.st_uid != os.geteuid() or not alone:
+        raise PermissionError(
+            errno.EACCES,
+            f"its folder {folder} has mode {found.st_mode & 0o7777:04o}, which keeps out the users "
+            f"that the socket's mode {mode:04o} admits: chmod the folder",
+        )
+    folder.chmod(0o755)
+    log.info("made %s mode 0755, for users that may connect", folder)
 
 
 def _lets_in(folder: Path, mode: int, group: int | None) -> bool:

@@ -10,7 +10,7 @@ import socket
 import struct
 import termios
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,8 +31,6 @@ _SENT_LIMIT = 320 * 1024
 _CONNECTION_FDS = 506
 #: Descriptors of each user for which the last ones are kept.
 _FIRST = 8
-#: Stands for all users.
-_ALL = -1
 #: Connections of a user that are checked at a time, and for each of them the seconds until the next
 #: check, which takes a fiftieth of that.
 _SLICE, _PAUSE = 64, 5e-5
@@ -50,6 +48,11 @@ class User:
     owed: int = 0
     #: Whether the connections with the most unread bytes are being closed.
     relieved: bool = False
+    #: Descriptors in flight, and their receivers in order of their last check.
+    in_flight: int = 0
+    receivers: dict[ServerConnection, None] = field(default_factory=dict)
+    #: When receivers may be checked again.
+    next_look: float = 0.0
     #: Events that its watchers have not all got yet.
     events: deque[Notification] = field(default_factory=deque)
 
@@ -202,22 +205,19 @@ class Flight:
         #: Of all users; and of all when a user may have only the first ones.
         self._of_all = limit - min(512, limit // 8)
         self._of_most = self._of_all - min(1024, limit // 8)
-        #: By user, and of all.
-        self._used: dict[int, int] = defaultdict(int)
-        #: The receivers of each user, and all, in order of their last check.
-        self._receivers: dict[int, dict[ServerConnection, None]] = defaultdict(dict)
-        self._next_look: dict[int, float] = {}
+        #: Stands for all users.
+        self._all = User(-1)
 
     def take(self, receiver: ServerConnection, count: int) -> bool:
         """Count ``count`` more for a connection if they may be sent now; returns whether."""
-        if not self.admits(receiver, count):
+        if not (self._fits(receiver, count) or self.admits(receiver, count)):
             return False
-        uid = receiver.uid
+        user, every = receiver.user, self._all
         if not receiver.in_flight:
-            self._receivers[uid][receiver] = self._receivers[_ALL][receiver] = None
-        self._used[uid] += count
-        self._used[_ALL] += count
+            user.receivers[receiver] = every.receivers[receiver] = None
         receiver.in_flight += count
+        user.in_flight += count
+        every.in_flight += count
         return True
 
     def admits(self, receiver: ServerConnection, count: int) -> bool:
@@ -226,30 +226,30 @@ class Flight:
             return True
         if receiver.in_flight and not receiver.unread():
             self.forget(receiver)
-        self._look_at(receiver.uid)
-        if self._used[_ALL] + count > self._of_most:
-            self._look_at(_ALL)
+        self._look_at(receiver.user)
+        if self._all.in_flight + count > self._of_most:
+            self._look_at(self._all)
         return self._fits(receiver, count)
 
-    def _look_at(self, group: int) -> None:
-        """Check some of a user's connections, or of all, few enough not to delay others, and forget
-        those that have read everything.
+    def _look_at(self, user: User) -> None:
+        """Check some of a user's connections, few enough not to delay others, and forget those
+        that have read everything.
         """
         now = time.monotonic()
-        if now < self._next_look.get(group, 0.0):
+        if now < user.next_look:
             return
-        receivers = self._receivers.get(group, {})
-        some = list(itertools.islice(receivers, _SLICE))
-        self._next_look[group] = now + len(some) * _PAUSE
+        some = list(itertools.islice(user.receivers, _SLICE))
+        user.next_look = now + len(some) * _PAUSE
         for receiver in some:
             if receiver.unread():
-                receivers[receiver] = receivers.pop(receiver)
+                user.receivers[receiver] = user.receivers.pop(receiver)
             else:
                 self.forget(receiver)
 
     def _fits(self, receiver: ServerConnection, count: int) -> bool:
-        used = self._used.get(receiver.uid, 0) + count
-        if self._used[_ALL] + count > (self._of_all if used <= _FIRST else self._of_most):
+        used = receiver.user.in_flight + count
+        most = self._of_most if used > _FIRST else self._of_all
+        if self._all.in_flight + count > most:
             return False
         if receiver.in_flight + count <= self._share and used <= self._of_user:
             return True
@@ -257,16 +257,12 @@ class Flight:
 
     def give_back(self, receiver: ServerConnection, count: int) -> None:
         """Stop counting ``count`` that were not sent."""
-        self._used[receiver.uid] -= count
-        self._used[_ALL] -= count
         receiver.in_flight -= count
+        receiver.user.in_flight -= count
+        self._all.in_flight -= count
 
     def forget(self, receiver: ServerConnection) -> None:
         """Stop counting for a connection that has read everything or is gone."""
-        uid = receiver.uid
         self.give_back(receiver, receiver.in_flight)
-        self._receivers[uid].pop(receiver, None)
-        self._receivers[_ALL].pop(receiver, None)
-        if not self._receivers[uid]:
-            del self._receivers[uid], self._used[uid]
-            self._next_look.pop(uid, None)
+        receiver.user.receivers.pop(receiver, None)
+        self._all.receivers.pop(receiver, None)

@@ -112,9 +112,9 @@ class Server:
         self._end_sessions()
         connections, waits, late = self._connections, self._turns.circle, self._door.late
         state, orphans = self._state, self._orphans.sessions
+        waiting, stuck = self._waiting, self._stuck
         while not self._stopping:
-            due = orphans or state.store_lost or self._waiting or self._stuck
-            patience = self._tend() if due else None
+            patience = self._tend() if waiting or stuck or orphans or state.store_lost else None
             were_late = len(late)
             ready = self._epoll.poll(0 if waits or late else patience, _EVENTS)
             store_fd, self._store_is_new = self._store_fd, False

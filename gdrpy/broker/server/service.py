@@ -209,7 +209,8 @@ class Service:
                     f"{device_words(device)} were asked for: delete it first, or take "
                     f"another name"
                 )
-            self._require_lease("allocate", session, region)
+            if region.number not in session.regions:
+                self.quotas.require_lease("allocate", self.table, session.identity)
         grant, fd = self._grant(session, region, not region.sealed, request.gpu, request.id)
         grant.created = created
         return grant, [fd]
@@ -325,13 +326,9 @@ class Service:
         writable = not (readonly or region.sealed) and allowed(who, region, READ | WRITE)
         if not writable:
             require(who, region, READ, "get")
-        self._require_lease("get", session, region)
-        return self._grant(session, region, writable, gpu, number)
-
-    def _require_lease(self, call: str, session: Session, region: RegionEntry) -> None:
-        """Raise QuotaExceeded unless a session has a lease of the region, or may have one."""
         if region.number not in session.regions:
-            self.quotas.require_lease(call, self.table, session.identity)
+            self.quotas.require_lease("get", self.table, who)
+        return self._grant(session, region, writable, gpu, number)
 
     def _get_many(self, session: Session, request: requests.GetMany) -> Work:
         """Grant the regions up to the first name that is refused."""

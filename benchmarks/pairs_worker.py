@@ -3,31 +3,46 @@
 ``pairs_worker.py CHECKOUT CORE FOLDER`` serves a broker in a folder, prints the names of the calls,
 and then for each line ``[name, calls]`` the time that so many took, in ns. It uses what every
 checkout has: no other module of this folder.
+
+``pairs_worker.py client SOCKET`` is one of several clients on all cores, which print for each line
+with a number of seconds how many requests were answered in that time.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import os
+import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from time import perf_counter_ns
+from time import perf_counter, perf_counter_ns
 from typing import Any
+
+from msgspec import msgpack
 
 _REGION = 2 << 20
 #: Offsets far apart: the GPU answers sooner from some parts of its memory than from others.
 _OFFSETS = range(0, _REGION, 32 << 10)
 #: Objects that are open at a time, where closing is not timed.
 _OPEN = 20
+#: Processes that ask at once, for how many seconds, and the leases that each gives back at a time.
+_CLIENTS, _SECONDS, _LEASES = 16, 0.5, 64
 
 Batch = Callable[[int], int]
 
 
 def main() -> None:
+    if sys.argv[1] == "client":
+        ask(sys.argv[2])
+        return
     checkout, core, folder = sys.argv[1:]
+    cores = os.sched_getaffinity(0)
     sys.path.insert(0, checkout)
     os.sched_setaffinity(0, {int(core)})
     import gdrpy
@@ -44,11 +59,20 @@ def main() -> None:
         ) as server,
         gdrpy.alloc(_REGION) as region,
         gdrpy.open() as gdr,
+        ExitStack() as stack,
     ):
         assert server.stdout is not None
         server.stdout.readline()
         with gdrpy.connect(path) as broker:
-            answer({**_copies(region), **_objects(region, gdr), **_of_broker(broker, path)})
+            crowd = Crowd(path, cores, stack)
+            answer(
+                {
+                    **_copies(region),
+                    **_objects(region, gdr),
+                    **_of_broker(broker, path),
+                    f"get by {_CLIENTS} clients": crowd.batch,
+                }
+            )
         server.terminate()
 
 
@@ -60,6 +84,70 @@ def answer(calls: dict[str, Batch]) -> None:
     for line in sys.stdin:
         name, count = json.loads(line)
         print(calls[name](count), flush=True)
+
+
+def ask(path: str) -> None:
+    """Get a region without mapping it for as many seconds as each line says."""
+    get = msgpack.encode({"op": "get", "id": 1, "name": "kept", "readonly": False, "gpu": False})
+    room = socket.CMSG_SPACE(4)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+
+        def lease() -> bytes:
+            sock.send(get)
+            packet, ancillary, _, _ = sock.recvmsg(1 << 16, room)
+            os.close(struct.unpack("i", ancillary[0][2])[0])
+            return packet
+
+        sock.connect(path)
+        sock.send(msgpack.encode({"op": "hello", "id": 0, "version": 1, "client": "pairs"}))
+        sock.recv(1 << 16)
+        region = msgpack.decode(lease())["region"]
+        release = msgpack.encode({"op": "release", "regions": [region] * _LEASES})
+        print("connected", flush=True)
+        for line in sys.stdin:
+            done, end = 0, perf_counter() + float(line)
+            while perf_counter() < end:
+                for _ in range(_LEASES):
+                    lease()
+                sock.send(release)
+                done += _LEASES
+            print(done, flush=True)
+
+
+class Crowd:
+    """Processes that ask a broker at once, on all cores."""
+
+    def __init__(self, path: str, cores: set[int], stack: ExitStack) -> None:
+        self._path, self._cores, self._stack = path, cores, stack
+
+    @functools.cached_property
+    def _clients(self) -> list[subprocess.Popen[str]]:
+        clients = [
+            self._stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-P", __file__, "client", self._path],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for _ in range(_CLIENTS)
+        ]
+        for client in clients:
+            os.sched_setaffinity(client.pid, self._cores)
+            self._answer(client)
+        return clients
+
+    def _answer(self, client: subprocess.Popen[str]) -> str:
+        assert client.stdout is not None
+        return client.stdout.readline()
+
+    def batch(self, count: int) -> int:
+        """What so many requests take at the rate of all clients in _SECONDS."""
+        for client in self._clients:
+            print(_SECONDS, file=client.stdin, flush=True)
+        done = sum(int(self._answer(client)) for client in self._clients)
+        return round(1e9 * count * _SECONDS / done)
 
 
 def _loop(call: Callable[[], object]) -> Batch:
@@ -145,6 +233,17 @@ def _of_broker(broker: Any, path: str) -> dict[str, Batch]:
         for region in broker.get_many(names, gpu=False):
             region.close()
 
+    @functools.cache
+    def thousand() -> list[str]:
+        names = [f"thousand/{number}" for number in range(1000)]
+        for name in names:
+            broker.allocate(name, 4096, device="cpu").close()
+        return names
+
+    def thousand_at_once() -> None:
+        for region in broker.get_many(thousand(), gpu=False):
+            region.close()
+
     def each(call: Callable[[], Any]) -> Batch:
         return _without_close(call, broker.status)
 
@@ -158,6 +257,7 @@ def _of_broker(broker: Any, path: str) -> dict[str, Batch]:
         "allocate 2 MiB of host memory": each(lambda: broker.allocate(None, _REGION, device="cpu")),
         "stat": _loop(lambda: broker.stat("kept")),
         "list of 101": _loop(broker.list),
+        "get_many of 1,000": _loop(thousand_at_once),
     }
 
 

@@ -18,7 +18,7 @@ def test_a_checkout_can_be_compared_with_itself(tmp_path, capsys):
     assert result["header"]["old_commit"] == "abc"
     calls = [one["call"] for one in result["pairs"]]
     assert calls[:2] == ["store", "load"]
-    assert calls[-1] == "list of 101"
+    assert calls[-2:] == ["get_many of 1,000", "get by 16 clients"]
     for one in result["pairs"]:
         for side in "old_us", "new_us":
             assert [len(samples) for samples in one[side]] == [2] * 4

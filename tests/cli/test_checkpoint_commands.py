@@ -319,6 +319,13 @@ class TestStat:
         assert main(["stat", "llama"]) == 0
         assert "tensors   6 in 3 files, 11.8 KiB\n" in capsys.readouterr().out
 
+    def test_counts_the_bytes_of_tied_weights_once(self, broker, capsys):
+        with gdrpy.connect() as client:
+            weights = {"x": np.zeros(4, np.float32), "none": np.zeros(0, np.float32)}
+            client.put_tensors("tied", weights, "cpu", aliases={"y": "x"}).close()
+        assert main(["stat", "tied"]) == 0
+        assert "tensors   3, 16 bytes\n" in capsys.readouterr().out
+
     def test_sums_the_bytes_of_all_files_of_a_checkpoint(self, broker, folder, json_of, capsys):
         json_of("load", str(folder), "--device", "cpu")
         with gdrpy.connect() as one, gdrpy.connect() as two:

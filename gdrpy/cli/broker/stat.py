@@ -115,7 +115,8 @@ def _lines(
     if region.metadata:
         lines.append(("metadata", broker.metadata_words(region.metadata)))
     if tensors:
-        nbytes = sum(tensor["nbytes"] for tensor in tensors)
+        places = {(one["region"], one["offset"], one["nbytes"]) for one in tensors}
+        nbytes = sum(size for *_, size in places)  # of tied weights once
         lines.append(("tensors", f"{len(tensors)}{in_files}, {approximate_size(nbytes)}"))
     holders = f"{counted(region.readers, 'reader')}, {counted(region.writers, 'writer')}"
     return [*lines, ("held by", holders)]

@@ -314,6 +314,9 @@ async def list_regions(client: BrokerBase[R], prefix: str = "") -> list[RegionIn
 async def stat(client: BrokerBase[R], name: str) -> RegionInfo:
     """The description of the region of this name, with its metadata and holders.
 
+    The name of a checkpoint is that of its index, which has neither the bytes nor the holders of
+    its files: they are the regions ``list(name + "/")``.
+
     Raises NotFound, PermissionDenied, BrokerUnavailable.
     """
     request = requests.Stat(as_name("stat", name), id=0)

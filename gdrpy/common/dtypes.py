@@ -5,6 +5,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gdrpy.common.arguments import is_of
+from gdrpy.common.spelling import suggested
 
 if TYPE_CHECKING:
     import numpy as np
@@ -157,9 +158,10 @@ def _numpy_dtype(value: Any) -> "np.dtype[Any] | None":
 
 
 def _unknown(call: str, value: Any) -> str:
+    near = suggested(value, _BY_NAME) if isinstance(value, str) else ""
     return (
         f"{call}: dtype must be one of {', '.join(DTYPES)}, or numpy's or torch's name or type for "
-        f"one, not {value!r}"
+        f"one, not {value!r}{near}"
     )
 
 

@@ -52,6 +52,11 @@ class TestElementType:
         with pytest.raises(TypeError, match=r"Region.array: dtype must be one of BOOL, U8"):
             region.array((1,), dtype)
 
+    def test_that_is_mistyped_is_suggested(self, region):
+        for take in (lambda name: region.array(1, name), region.numpy):
+            with pytest.raises(TypeError, match=r", not 'flaot32': did you mean 'float32'\?$"):
+                take("flaot32")
+
     def test_of_the_other_byte_order_is_refused(self, region):
         with pytest.raises(TypeError, match="other byte order"):
             region.array((1,), ">f4")

@@ -152,7 +152,7 @@ def share(
     for key, tensor in state.items():
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(
-                f"share: {key!r} is a {type(tensor).__name__}, not a tensor: leave it out"
+                f"share: {key!r} is of type {type(tensor).__name__}, not a tensor: leave it out"
             )
         if tensor.is_meta:
             raise ValueError(

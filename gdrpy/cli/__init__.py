@@ -67,7 +67,7 @@ COMMANDS = {module.rpartition(".")[2]: module for group in GROUPS.values() for m
 
 
 #: Calls of the API that users type as commands, and the commands to suggest.
-WORDS_OF_THE_API = {"list": "ls", "allocate": "alloc", "delete": "rm"}
+WORDS_OF_THE_API = {"list": "ls", "allocate": "alloc", "delete": "rm", "remove": "rm"}
 
 
 def parser() -> argparse.ArgumentParser:

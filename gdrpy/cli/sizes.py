@@ -24,7 +24,7 @@ def parse_size(text: str) -> int:
         )
     nbytes = int(found[1]) << _UNITS[found[2].upper()]
     if not 0 < nbytes < _LARGEST:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size from 1 byte to 4194303T")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size from 1 byte to less than 4 EiB")
     return nbytes
 
 

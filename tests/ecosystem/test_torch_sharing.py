@@ -108,7 +108,7 @@ class TestShare:
         assert module.bias.tolist() != [9, 9]
 
     def test_refuses_what_is_no_tensor(self, broker):
-        with pytest.raises(TypeError, match="share: 'step' is a int, not a tensor: leave it out"):
+        with pytest.raises(TypeError, match="share: 'step' is of type int, not a tensor: leave"):
             gdrpy.torch.share(broker, "refused", {"step": 3})
         with pytest.raises(gdrpy.NotFound):
             broker.stat("refused")

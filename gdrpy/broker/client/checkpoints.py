@@ -19,6 +19,7 @@ from gdrpy.broker.client.arrays import SAFETENSORS
 from gdrpy.broker.client.base import BrokerBase
 from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.protocol import CPU_DEVICE, UNDECODABLE
+from gdrpy.common.spelling import Tensors
 from gdrpy.errors import NotFound, OutOfMemory, PermissionDenied
 
 if TYPE_CHECKING:
@@ -156,7 +157,8 @@ async def tensors(
             ) from error
         finally:
             region.close()
-        return {key: array for shard in shards for key, array in shard.tensors().items()}
+        found = {key: array for shard in shards for key, array in shard.tensors().items()}
+        return Tensors(found, "tensors")
 
 
 async def shards_of(client: BrokerBase[R], name: str) -> list[RegionInfo]:

@@ -6,12 +6,40 @@ import getpass
 import json
 import os
 import re
+import subprocess
+import sys
 import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 import gdrpy
 from gdrpy.cli import keys, main
+from gdrpy.cli.broker import top
+
+#: Gives itself a name, holds a region, and waits for the end of its stdin.
+HOLDER = """
+import sys
+import gdrpy
+open("/proc/self/comm", "w").write(sys.argv[2])
+with gdrpy.connect(sys.argv[1]) as broker, broker.allocate("held", 1 << 20, gpu=False):
+    print(flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def held_by_a_process(socket: str, name: str) -> Iterator[int]:
+    """Another process holds a region; yields its number."""
+    command = [sys.executable, "-c", HOLDER, socket, name]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process.pid
+        process.communicate()
 
 
 class TestTop:
@@ -25,8 +53,34 @@ class TestTop:
         bar = "─" * 40
         assert f"GPU 0 {bar} 2.0 MiB of 16.0 GiB 0%" in lines
         assert f"{getpass.getuser()} 2.0 MiB on GPU 0" in lines
-        assert f"{os.getpid()} 2.0 MiB in 1 region, writes, by {getpass.getuser()}" in lines
+        process = f"{os.getpid()} {Path('/proc/self/comm').read_text().strip()}"
+        assert f"{process} 2.0 MiB in 1 region, writes, by {getpass.getuser()}" in lines
         assert [line for line in lines if line.startswith("table │ 10.0 KiB │ 0 r, 1 w │ GPU 0")]
+
+    @pytest.mark.parametrize(
+        ("name", "shown", "room"),
+        [
+            ("data-loader-16b", "data-loader-16b", 0),
+            ("a\nb", "'a\\nb'", 0),
+            ("data-loader-16b", "", -1),
+        ],
+    )
+    def test_names_a_command_where_there_is_room(
+        self, broker, capsys, monkeypatch, name, shown, room
+    ):
+        with held_by_a_process(broker.socket, name) as pid:
+            rest = f"   2.0 MiB in 1 region, writes, by {getpass.getuser()}"
+            monkeypatch.setenv("COLUMNS", str(len(f"  {f'{pid} {shown or name}':12}{rest}") + room))
+            assert main(["top", "--count", "1"]) == 0
+        (line,) = [
+            one for one in capsys.readouterr().out.splitlines() if one.startswith(f"  {pid}")
+        ]
+        assert line == f"  {f'{pid} {shown}'.strip():12}{rest}"
+
+    def test_names_no_process_of_another_user(self):
+        assert top._command(os.getpid(), os.getuid()) != ""
+        assert top._command(os.getpid(), os.getuid() + 1) == ""
+        assert top._command(1 << 30, 0) == ""
 
     def test_notes_the_regions_that_it_leaves_out(self, broker, capsys):
         with gdrpy.connect() as client:

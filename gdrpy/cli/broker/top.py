@@ -22,9 +22,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rich.console import Group
@@ -51,6 +53,8 @@ _ASKED = 32
 #: Lines around the regions: the frame and titles of their table, and the note below it.
 _FRAME = 5
 _BAR = 40
+#: What begins the lines of users and processes.
+_INDENT = "  "
 #: Columns that the path of the broker's socket has at least.
 _SOCKET = 12
 #: From these shares of a device on a bar has another colour.
@@ -216,7 +220,7 @@ class Sample:
                 Text(self._head(output), no_wrap=True),
                 *self._devices(output.width()),
                 *_list("users", self._users(), few),
-                *_list("processes", self._holding(), few),
+                *_list("processes", self._holding(output.width()), few),
             ]
             if height is None:
                 break
@@ -263,14 +267,20 @@ class Sample:
             lines.append(f"{broker.user_words(int(uid)):12} {approximate_size(used):>9} on {where}")
         return lines
 
-    def _holding(self) -> list[str]:
+    def _holding(self, width: int) -> list[str]:
+        """A line for each process: with its command's name, if that fits."""
         most = sorted(self._processes.items(), key=lambda item: -sum(item[1].sizes))
-        return [
-            f"{pid:<12} {approximate_size(sum(one.sizes)):>9} in "
-            f"{counted(len(one.sizes), 'region')}{', writes' * one.writes}"
-            f"{', GPU view' * one.gpu}, by {broker.user_words(one.uid)}"
-            for pid, one in most
+        rest = [
+            f" {approximate_size(sum(one.sizes)):>9} in {counted(len(one.sizes), 'region')}"
+            f"{', writes' * one.writes}{', GPU view' * one.gpu}, by {broker.user_words(one.uid)}"
+            for _, one in most
         ]
+        named = [f"{pid} {_command(pid, one.uid)}" for pid, one in most]
+        room = width - max(map(len, rest), default=0) - len(_INDENT)
+        column = max([12, *map(len, named)])
+        if column > room:
+            named, column = [str(pid) for pid, _ in most], 12
+        return [f"{name:{column}}{line}" for name, line in zip(named, rest, strict=True)]
 
 
 def _processes(client: Broker, regions: Sequence[RegionInfo]) -> dict[int, _Process]:
@@ -285,17 +295,30 @@ def _processes(client: Broker, regions: Sequence[RegionInfo]) -> dict[int, _Proc
     return found
 
 
+def _command(pid: int, uid: int) -> str:
+    """The name of a process's command; empty if it is not there as this user's.
+
+    A broker in another PID namespace has other numbers.
+    """
+    try:
+        with Path(f"/proc/{pid}/comm").open(errors="replace") as file:
+            name = file.read().rstrip("\n") if os.fstat(file.fileno()).st_uid == uid else ""
+    except OSError:
+        return ""
+    return name if name.isprintable() else ascii(name)
+
+
 def _list(title: str, lines: list[str], most: int) -> list[Text]:
     """The first lines of a list, below its title."""
     if not lines or not most:
         return []
-    shown = [Text(f"  {line}", no_wrap=True) for line in lines[:most]]
+    shown = [Text(_INDENT + line, no_wrap=True) for line in lines[:most]]
     return [Text(title, "bold"), *shown, *_more(len(lines) - most)]
 
 
 def _more(number: int, where: str = "") -> list[Text]:
     """A note on lines that are left out."""
-    return [Text(f"  and {number} more{where}", "dim")] if number > 0 else []
+    return [Text(f"{_INDENT}and {number} more{where}", "dim")] if number > 0 else []
 
 
 def _device(number: str) -> int | str:

@@ -33,6 +33,7 @@ from gdrpy.errors import Error
 from gdrpy.memory import backends, engine, fabric
 from gdrpy.memory.backends import Status
 
+_INDENT = " " * 16
 _SIZES = (64, 4 << 10, 64 << 10, 1 << 20)
 #: Backends that only CUDA can tell usable from unusable.
 _THROUGH_CUDA = ("dmabuf", "sim")
@@ -53,16 +54,16 @@ def run(args: argparse.Namespace, output: Output) -> int:
     if problem:
         states = [_without_cuda(name) for name in backends.ALL]
 
-    output.line(_kind(devices))
+    output.prose(_kind(devices))
     output.line()
-    output.line(f"gdrpy           {header.gdrpy}, Python {header.python}")
-    output.line(f"CPU             {header.cpu}")
-    output.line(f"NVIDIA driver   {header.nvidia_driver or 'none loaded'}")
-    output.line(f"CUDA driver     {cuda_driver or problem}")
+    output.prose(f"gdrpy           {header.gdrpy}, Python {header.python}", _INDENT)
+    output.prose(f"CPU             {header.cpu}", _INDENT)
+    output.prose(f"NVIDIA driver   {header.nvidia_driver or 'none loaded'}", _INDENT)
+    output.prose(f"CUDA driver     {cuda_driver or problem}", _INDENT)
     output.line()
     if devices:
         for line in [line for device in devices for line in _device_lines(device)]:
-            output.line(line)
+            output.prose(line, _INDENT)
         output.line()
     whole = ("backend", "device", "usable")
     headings = (*whole, "why, and what would change it")
@@ -163,7 +164,7 @@ def _device_lines(device: cuda.DeviceInfo) -> list[str]:
         device.uuid,
     ]
     return [
-        f"{name:16}{line}"
+        f"{name:{len(_INDENT)}}{line}"
         for name, line in zip_longest([f"GPU {device.ordinal}"], lines, fillvalue="")
     ]
 

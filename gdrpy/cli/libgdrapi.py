@@ -76,8 +76,9 @@ def run(args: argparse.Namespace, output: Output) -> int:
     for what, file in files.items():
         output.line(f"{what.replace('_', '-'):12}{file}")
     output.line(f"backend     {backend or 'none'}")
+    indent = " " * 12
     for line in [*told, *([] if backend else [_SIMULATED])]:
-        output.line(f"            {line}")
+        output.prose(indent + line, indent)
     output.line("\nto have programs find it, and to build programs with it:")
     for command in commands:
         output.line(f"  {command}")

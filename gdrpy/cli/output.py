@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from gdrpy.cli.sizes import approximate_size
 if TYPE_CHECKING:
     from rich.console import Console
 
-#: The width of tables, in columns, where stdout is not a terminal.
+#: The width of tables, in columns, where stdout is not a terminal and $COLUMNS is not set.
 _PLAIN_WIDTH = 140
 #: Seconds between two lines on the progress of a copy where stderr is not a terminal.
 _SECONDS_BETWEEN_LINES = 10.0
@@ -109,11 +110,15 @@ class Output:
             with self._writing():
                 self._out.print(text, style=style, markup=False, soft_wrap=True)
 
-    def prose(self, text: str) -> None:
-        """Print sentences, which a terminal gets in lines of whole words, unless JSON is wanted."""
-        if not self.as_json:
-            with self._writing():
-                self._out.print(text, markup=False, soft_wrap=not self._out.is_terminal)
+    def prose(self, text: str, indent: str = "") -> None:
+        """Print sentences, which a terminal gets in lines of whole words, unless JSON is wanted.
+
+        Further lines begin with ``indent``. Words longer than a line, such as paths, stay whole.
+        """
+        if self.is_live():
+            options: Any = {"break_long_words": False, "break_on_hyphens": False}
+            text = textwrap.fill(text, self.width(), subsequent_indent=indent, **options)
+        self.line(text)
 
     def show(self, renderable: Renderable) -> None:
         """Print a table or another object of rich's, unless JSON is wanted."""
@@ -138,10 +143,7 @@ class Output:
 
     def width(self) -> int:
         """The width of tables in columns."""
-        plain, told = _width(sys.stdout), os.environ.get("COLUMNS", "")
-        if plain is not None:
-            return plain
-        return int(told) if told.isdecimal() else os.get_terminal_size(1).columns or 80
+        return _width(sys.stdout) or _told_width() or os.get_terminal_size(1).columns or 80
 
     def height(self) -> int | None:
         """The height of the terminal in lines, if :meth:`live` fills it."""
@@ -291,7 +293,14 @@ class Output:
 
 
 def _width(stream: TextIO | None) -> int | None:
-    return None if stream is not None and stream.isatty() else _PLAIN_WIDTH
+    """The width of tables where a stream is not a terminal; None if it is one."""
+    return None if stream is not None and stream.isatty() else _told_width() or _PLAIN_WIDTH
+
+
+def _told_width() -> int:
+    """$COLUMNS, 0 if it is not set."""
+    told = os.environ.get("COLUMNS", "")
+    return int(told) if told.isdecimal() else 0
 
 
 def _json(result: Mapping[str, Any]) -> str:

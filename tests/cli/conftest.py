@@ -27,8 +27,9 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(autouse=True)
 def simulated_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command line chooses its own backend, whatever the environment of the tests says."""
+    """The command line chooses its own backend and width, whatever the tests' environment says."""
     monkeypatch.delenv("GDRPY_BACKEND", raising=False)
+    monkeypatch.delenv("COLUMNS", raising=False)
 
 
 @pytest.fixture

@@ -118,6 +118,11 @@ class TestLs:
         regions = [RegionInfo(region=1, name=name, **some) for name in names]
         assert "\n" + ls.drawn(regions, Output()) == table
 
+    def test_is_as_wide_as_columns_says(self, put, gdrpy_command):
+        put("weights/" + "x" * 40)
+        done = gdrpy_command("ls", COLUMNS="60")
+        assert {len(line) for line in done.stdout.splitlines()} == {60}
+
     def test_is_drawn_in_ascii_where_stdout_takes_no_more(self, put, gdrpy_command):
         put("table")
         done = gdrpy_command("ls", PYTHONIOENCODING="ascii")

@@ -166,6 +166,16 @@ def test_lines_end_between_words_on_a_terminal(terminal):
     assert max(map(len, lines)) <= 60
 
 
+@pytest.mark.parametrize("command", ["info", "libgdrapi"])
+def test_sentences_end_between_words_on_a_terminal_and_paths_stay_whole(terminal, monkeypatch, command):
+    monkeypatch.delenv("GDRPY_SIM", raising=False)  # the simulation tells why it is used
+    shown = terminal(command, columns=60)
+    said = shown.wait_for("share Region.export()" if command == "info" else "pkg-config --cflags")
+    long = [line for line in said.splitlines() if len(line) > 60]
+    assert [line for line in long if not re.search(r"(^|=|\s)/\S+$", line)] == []
+    assert "--device" in said
+
+
 def test_every_command_is_rendered_or_prints_lines_alone():
     assert {words[0] for words in COMMANDS} | {*IN_LINES} == {*MODULES}
     for name in IN_LINES:

@@ -205,7 +205,7 @@ def _copied(file: File, region: Shown, shift: int) -> Generator[int, None, None]
 
 
 def _taken(pieces: deque[int]) -> int | None:
-    """The next piece, which no other thread gets; None if there is none."""
+    """The next piece, which no other thread gets; None if none is left."""
     try:
         return pieces.popleft()
     except IndexError:

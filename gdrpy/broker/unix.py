@@ -170,7 +170,7 @@ def is_live(path: str) -> bool:
 
 
 def identity_of_file(path: str) -> tuple[int, int] | None:
-    """Device and inode of the file at a path; None if there is none."""
+    """Device and inode of the file at a path; None if no file is there."""
     try:
         found = os.lstat(path)
     except OSError:

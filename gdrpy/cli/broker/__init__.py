@@ -123,7 +123,7 @@ def buffer(nbytes: int) -> Iterator[memoryview]:
 
 
 def connect(args: argparse.Namespace) -> Broker:
-    """Connect to the broker of a command. Raises CommandError if there is none."""
+    """Connect to the broker of a command. Raises CommandError if no broker answers."""
     try:
         return gdrpy.connect(args.socket)
     except (BrokerUnavailable, PermissionDenied, ProtocolError, Timeout, ValueError) as error:

@@ -67,7 +67,7 @@ def accept(listener: socket.socket, timeout: float) -> socket.socket:
 
 
 def connect(path: Path, timeout: float) -> socket.socket:
-    """Connect to the producer. Raises CommandError if there is none."""
+    """Connect to the producer. Raises CommandError if no producer waits."""
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     _unix.set_timeout(peer, timeout)
     try:

@@ -50,8 +50,8 @@ def register(buffer: Any) -> Registration:
 class Registration(Resource):
     """A registered buffer. Made by :func:`gdrpy.register`; a context manager.
 
-    :meth:`close` waits for copies of the buffer by other threads. A forked child does not inherit
-    the registration.
+    Copies that run when it is closed keep the pages pinned to their end. A forked child does not
+    inherit the registration.
     """
 
     _again = "register the buffer again"

@@ -23,6 +23,16 @@ def objects() -> tuple[int, int]:
     return rm.count("objects"), rm.count("dma_mappings")
 
 
+def begin_slow_read(region: gdrpy.Region, buffer: bytearray) -> threading.Thread:
+    """A thread in a read that takes the engine 30 seconds."""
+    rm.set_fault("STALL:1:30")
+    thread = threading.Thread(target=region.readinto, args=(buffer,), kwargs={"via": "engine"})
+    thread.start()
+    while not rm.count("stalls"):
+        pass
+    return thread
+
+
 class TestRegisteredBuffer:
     def test_is_copied_exactly_at_odd_offsets(self) -> None:
         choice = random.Random(1)
@@ -138,6 +148,40 @@ class TestRegisteredBuffer:
             assert os.waitpid(child, 0)[1] == 0
             region.write(buffer, 6000, via="engine")
             assert region.cpu.read(5000, 6000) == buffer
+
+    def test_waits_for_no_copy_of_another_one(self) -> None:
+        content = random.Random(4).randbytes(5000)
+        buffer = bytearray(5000)
+        with gdrpy.alloc(MIB) as region, gdrpy.register(buffer):
+            region.write(content, via="engine")
+            thread = begin_slow_read(region, buffer)
+            with gdrpy.register(bytearray(8)):
+                pass
+            assert rm.count("stalls") == 1
+            rm.pass_time(31)
+            thread.join()
+            assert buffer == content
+        assert rm.violations() == []
+
+    def test_that_is_closed_amid_a_copy_stays_pinned_to_its_end(self) -> None:
+        content = random.Random(5).randbytes(5000)
+        buffer = bytearray(5000)
+        with gdrpy.alloc(MIB) as region:
+            region.write(content, via="engine")
+            before = objects()
+            registration = gdrpy.register(buffer)
+            region.readinto(buffer, via="engine")
+            pinned = objects()
+            buffer[:] = bytes(5000)
+            thread = begin_slow_read(region, buffer)
+            registration.close()
+            assert rm.count("stalls") == 1
+            assert objects() == pinned
+            rm.pass_time(31)
+            thread.join()
+            assert buffer == content
+            assert objects() == before
+        assert rm.violations() == []
 
     def test_is_unregistered_after_the_copies_of_other_threads(self) -> None:
         failures: list[BaseException] = []

@@ -36,8 +36,8 @@ bool core_engine_is_own(const struct core_engine *engine)
 	return engine->forks == forks;
 }
 
-/* Writers go first: busy readers could delay a rebuild for ever. */
-void core_writers_lock(pthread_rwlock_t *lock)
+/* Writers go first: busy readers could delay a rebuild for ever. So no thread may take it twice. */
+static void init_lock(pthread_rwlock_t *lock)
 {
 	pthread_rwlockattr_t attributes;
 
@@ -57,7 +57,7 @@ static struct core_engine *new_engine(const struct core_rm_gpu *gpu, struct core
 		return core_fail_malloc_null(error);
 	engine->gpu = *gpu;
 	engine->forks = forks;
-	core_writers_lock(&engine->lock);
+	init_lock(&engine->lock);
 	pthread_mutex_init(&engine->list, NULL);
 	pthread_mutex_init(&engine->lanes_lock, NULL);
 	pthread_cond_init(&engine->lane_freed, NULL);

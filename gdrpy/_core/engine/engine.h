@@ -65,18 +65,15 @@ int core_engine_copy(struct core_engine_memory *to, uint64_t to_offset,
 
 /*
  * Have copies of these bytes of host memory go without staging. The memory must stay until
- * core_engine_unregister(), which waits for such copies. It is pinned in whole pages when an engine
- * first copies it; memory that the driver does not pin is staged.
+ * core_engine_unregister(), and to the end of the copies that run then. It is pinned in whole pages
+ * when an engine first copies it; memory that the driver does not pin is staged.
  */
 struct core_registration;
 struct core_registration *core_engine_register(const void *host, size_t nbytes, bool readonly,
 					       struct core_error *error);
 void core_engine_unregister(struct core_registration *registration);
 
-/*
- * Whether these bytes are registered, for copies in this direction. Never waits: false while
- * another thread ends a registration.
- */
+/* Whether these bytes are registered for copies in this direction, and not known to be staged. */
 bool core_engine_has_registered(const char *host, size_t nbytes, bool to_gpu);
 
 /*

@@ -265,22 +265,23 @@ bool core_engine_is_own(const struct core_engine *engine);
 /* The GPU of an exported allocation. */
 int core_engine_find_gpu(int fd, struct core_rm_gpu *gpu, struct core_error *error);
 
-/* Initialize a lock that no thread takes twice. */
-void core_writers_lock(pthread_rwlock_t *lock);
-
 /* The forks up to this process. */
 unsigned int core_engine_forks(void);
 
 /* --- registered.c --- */
 
-/* The address of registered host memory, which stays until core_registered_end(); else false. */
-bool core_registered_begin(struct core_engine *engine, const char *host, size_t nbytes, bool to_gpu,
-			   uint64_t *va);
-void core_registered_end(void);
+/*
+ * The registration of bytes for copies in this direction, or NULL. They stay pinned, once they are,
+ * until it is let go: without the lock of any engine.
+ */
+struct core_registration *core_registration_hold(const char *host, size_t nbytes, bool to_gpu);
 
-/* Likewise, but until core_registration_let_go(), even if it is unregistered meanwhile; or NULL. */
-struct core_registration *core_registered_hold(struct core_engine *engine, const char *host,
-					       size_t nbytes, bool to_gpu, uint64_t *va);
+/*
+ * The engine's address of a byte of a registration that is held; false if the driver does not pin
+ * it, and core_registration_hold() does not return it any more.
+ */
+bool core_registration_reach(struct core_registration *registration, struct core_engine *engine,
+			     const char *host, uint64_t *va);
 
 /* At the start, and in a forked child, whose registrations are the parent's. */
 void core_registrations_forget(void);

@@ -112,8 +112,8 @@ static int add_copy(struct core_queue *queue, struct core_side to, struct core_s
 struct adding {
 	struct core_queue *queue;
 	const struct core_queue_step *step;
-	struct core_registration *registration;
-	bool unregistered;
+	struct core_registration *registration; /* of its host memory; NULL without any */
+	bool unpinned;				/* the driver refuses to pin that */
 };
 
 static int add_step(struct adding *adding, uint64_t host, struct core_error *error)
@@ -134,8 +134,6 @@ static int add_step(struct adding *adding, uint64_t host, struct core_error *err
 static int add(struct core_engine *engine, void *job, struct core_error *error)
 {
 	struct adding *adding = job;
-	const struct core_queue_step *step = adding->step;
-	const bool to_gpu = step->kind == CORE_STEP_WRITE;
 	uint64_t host = 0;
 	int ret;
 
@@ -143,17 +141,20 @@ static int add(struct core_engine *engine, void *job, struct core_error *error)
 	if (engine->link != adding->queue->link)
 		return core_fail(error, CORE_FAILED_UNAVAILABLE, EIO,
 				 "the copy engine was lost and made anew: open another queue");
-	if ((to_gpu || step->kind == CORE_STEP_READ) && !step->other) {
-		adding->registration =
-			core_registered_hold(engine, step->host, step->nbytes, to_gpu, &host);
-		adding->unregistered = !adding->registration;
-		if (adding->unregistered)
-			return 0;
-	}
+	adding->unpinned =
+		adding->registration &&
+		!core_registration_reach(adding->registration, engine, adding->step->host, &host);
+	if (adding->unpinned)
+		return 0;
 	pthread_mutex_lock(&adding->queue->lock);
 	ret = add_step(adding, host, error);
 	pthread_mutex_unlock(&adding->queue->lock);
 	return ret;
+}
+
+static bool takes_host_memory(const struct core_queue_step *step)
+{
+	return (step->kind == CORE_STEP_WRITE || step->kind == CORE_STEP_READ) && !step->other;
 }
 
 int core_queue_add(struct core_queue *queue, const struct core_queue_step *step,
@@ -167,14 +168,21 @@ int core_queue_add(struct core_queue *queue, const struct core_queue_step *step,
 		return core_fail(error, CORE_FAILED_HANDLE, EINVAL,
 				 "the memory lies on another GPU than the queue's: open a queue "
 				 "for each GPU");
-	ret = core_engine_run(queue->engine, add, &adding, error);
-	/* Not in add(): to let go, the engine's lock is taken. */
-	if (ret && adding.registration) {
-		core_registration_let_go(adding.registration);
-		adding.registration = NULL;
-	}
+	do {
+		if (takes_host_memory(step)) {
+			adding.registration = core_registration_hold(step->host, step->nbytes,
+								     step->kind == CORE_STEP_WRITE);
+			if (!adding.registration)
+				return 1;
+		}
+		ret = core_engine_run(queue->engine, add, &adding, error);
+		if (adding.registration && (ret || adding.unpinned)) {
+			core_registration_let_go(adding.registration);
+			adding.registration = NULL;
+		}
+	} while (!ret && adding.unpinned); /* another registration may hold the memory too */
 	*registration = adding.registration;
-	return ret ? ret : adding.unregistered;
+	return ret;
 }
 
 static uint64_t done_of(const struct core_queue *queue)

@@ -16,30 +16,28 @@ struct pinned {
 	struct core_engine *engine;
 	struct core_link *link; /* as long as it is the engine's */
 	struct core_span span;
-	bool refused;
 };
 
 struct core_registration {
 	struct core_registration *next;
-	unsigned int users; /* its owner, until it is unregistered, and queues */
+	unsigned int users; /* its owner, until it is unregistered, copies and queues */
 	const char *host;
 	size_t host_nbytes;
 	char *pages; /* which hold them */
 	size_t nbytes;
-	bool readonly;
+	bool readonly, refused; /* by the driver */
 	unsigned int forks;
 	pthread_mutex_t lock; /* guards `pins` */
 	struct pinned *pins;
 };
 
-/* Read: while a registration is used; write: to change the list. */
-static pthread_rwlock_t lock;
+static pthread_mutex_t lock; /* guards the list; no call to the driver is made with it */
 static struct core_registration *registrations;
 
 void core_registrations_forget(void)
 {
 	registrations = NULL;
-	core_writers_lock(&lock);
+	pthread_mutex_init(&lock, NULL);
 }
 
 struct core_registration *core_engine_register(const void *host, size_t nbytes, bool readonly,
@@ -58,10 +56,10 @@ struct core_registration *core_engine_register(const void *host, size_t nbytes, 
 	registration->readonly = readonly;
 	registration->forks = core_engine_forks();
 	pthread_mutex_init(&registration->lock, NULL);
-	pthread_rwlock_wrlock(&lock);
+	pthread_mutex_lock(&lock);
 	registration->next = registrations;
 	__atomic_store_n(&registrations, registration, __ATOMIC_RELEASE);
-	pthread_rwlock_unlock(&lock);
+	pthread_mutex_unlock(&lock);
 	return registration;
 }
 
@@ -70,7 +68,7 @@ static void unpin(struct pinned *pinned)
 	struct core_engine *engine = pinned->engine;
 
 	pthread_rwlock_rdlock(&engine->lock);
-	if (engine->link == pinned->link && !pinned->refused)
+	if (engine->link == pinned->link)
 		core_link_unregister(engine->link, &pinned->span);
 	pthread_rwlock_unlock(&engine->lock);
 }
@@ -95,105 +93,95 @@ void core_engine_unregister(struct core_registration *registration)
 	struct core_registration **entry = &registrations;
 
 	if (registration->forks == core_engine_forks()) {
-		pthread_rwlock_wrlock(&lock); /* waits for the copies that use it */
+		pthread_mutex_lock(&lock);
 		while (*entry != registration)
 			entry = &(*entry)->next;
-		*entry = registration->next;
-		pthread_rwlock_unlock(&lock);
+		__atomic_store_n(entry, registration->next, __ATOMIC_RELAXED);
+		pthread_mutex_unlock(&lock);
 	}
 	core_registration_let_go(registration);
 }
 
-/* The pages in an engine's link, pinned if necessary; NULL if they cannot be. */
+/* Pin the pages in an engine's link; NULL if they cannot be. */
+static struct pinned *make_pin(struct core_registration *registration, struct core_engine *engine)
+{
+	struct pinned *pinned = calloc(1, sizeof(*pinned));
+	struct core_error ignored;
+
+	if (!pinned)
+		return NULL;
+	if (core_link_register(engine->link, registration->pages, registration->nbytes,
+			       registration->readonly, &pinned->span, &ignored)) {
+		free(pinned);
+		return NULL;
+	}
+	pinned->engine = engine;
+	pinned->link = engine->link;
+	pinned->next = registration->pins;
+	return registration->pins = pinned;
+}
+
 static const struct pinned *pin(struct core_registration *registration, struct core_engine *engine)
 {
 	struct pinned *pinned;
-	struct core_error ignored;
 
 	pthread_mutex_lock(&registration->lock);
 	for (pinned = registration->pins; pinned; pinned = pinned->next)
 		if (pinned->engine == engine && pinned->link == engine->link)
 			break;
 	if (!pinned)
-		pinned = calloc(1, sizeof(*pinned));
-	if (pinned && !pinned->engine) {
-		pinned->engine = engine;
-		pinned->link = engine->link;
-		pinned->refused =
-			core_link_register(engine->link, registration->pages, registration->nbytes,
-					   registration->readonly, &pinned->span, &ignored);
-		pinned->next = registration->pins;
-		registration->pins = pinned;
-	}
+		pinned = make_pin(registration, engine);
+	if (!pinned)
+		__atomic_store_n(&registration->refused, true, __ATOMIC_RELAXED);
 	pthread_mutex_unlock(&registration->lock);
-	return pinned && !pinned->refused ? pinned : NULL;
+	return pinned;
 }
 
-/* Whether the engine may copy bytes to or from registered memory. */
-static bool holds(const struct core_registration *one, const char *host, size_t nbytes, bool to_gpu)
+bool core_registration_reach(struct core_registration *registration, struct core_engine *engine,
+			     const char *host, uint64_t *va)
 {
-	return host >= one->host && nbytes <= one->host_nbytes &&
-	       (size_t)(host - one->host) <= one->host_nbytes - nbytes &&
-	       (to_gpu || !one->readonly);
+	const struct pinned *pinned = pin(registration, engine);
+
+	if (pinned)
+		*va = pinned->span.va + (uint64_t)(host - registration->pages);
+	return pinned;
+}
+
+/* The registration of bytes that the engine may copy in this direction, or NULL. */
+static struct core_registration *find(const char *host, size_t nbytes, bool to_gpu)
+{
+	struct core_registration *one;
+
+	for (one = registrations; one; one = one->next)
+		if (host >= one->host && nbytes <= one->host_nbytes &&
+		    (size_t)(host - one->host) <= one->host_nbytes - nbytes &&
+		    (to_gpu || !one->readonly) && !__atomic_load_n(&one->refused, __ATOMIC_RELAXED))
+			break;
+	return one;
+}
+
+struct core_registration *core_registration_hold(const char *host, size_t nbytes, bool to_gpu)
+{
+	struct core_registration *registration;
+
+	if (!__atomic_load_n(&registrations, __ATOMIC_RELAXED))
+		return NULL;
+	pthread_mutex_lock(&lock);
+	registration = find(host, nbytes, to_gpu);
+	if (registration)
+		__atomic_add_fetch(&registration->users, 1, __ATOMIC_RELAXED);
+	pthread_mutex_unlock(&lock);
+	return registration;
 }
 
 bool core_engine_has_registered(const char *host, size_t nbytes, bool to_gpu)
 {
-	const struct core_registration *one;
-	bool found = false;
+	bool found;
 
-	if (!__atomic_load_n(&registrations, __ATOMIC_ACQUIRE) || pthread_rwlock_tryrdlock(&lock))
+	if (!__atomic_load_n(&registrations, __ATOMIC_RELAXED))
 		return false;
-	for (one = registrations; one && !found; one = one->next)
-		found = holds(one, host, nbytes, to_gpu);
-	pthread_rwlock_unlock(&lock);
+	pthread_mutex_lock(&lock);
+	found = find(host, nbytes, to_gpu);
+	pthread_mutex_unlock(&lock);
 	return found;
-}
-
-/* The registration that holds memory, with the lock held; or NULL. */
-static struct core_registration *find(struct core_engine *engine, const char *host, size_t nbytes,
-				      bool to_gpu, uint64_t *va)
-{
-	struct core_registration *one;
-
-	for (one = registrations; one; one = one->next) {
-		const struct pinned *pinned =
-			holds(one, host, nbytes, to_gpu) ? pin(one, engine) : NULL;
-
-		if (pinned) {
-			*va = pinned->span.va + (uint64_t)(host - one->pages);
-			break;
-		}
-	}
-	return one;
-}
-
-bool core_registered_begin(struct core_engine *engine, const char *host, size_t nbytes, bool to_gpu,
-			   uint64_t *va)
-{
-	if (!__atomic_load_n(&registrations, __ATOMIC_ACQUIRE))
-		return false;
-	pthread_rwlock_rdlock(&lock);
-	if (find(engine, host, nbytes, to_gpu, va))
-		return true;
-	pthread_rwlock_unlock(&lock);
-	return false;
-}
-
-struct core_registration *core_registered_hold(struct core_engine *engine, const char *host,
-					       size_t nbytes, bool to_gpu, uint64_t *va)
-{
-	struct core_registration *registration;
-
-	pthread_rwlock_rdlock(&lock);
-	registration = find(engine, host, nbytes, to_gpu, va);
-	if (registration)
-		__atomic_add_fetch(&registration->users, 1, __ATOMIC_RELAXED);
-	pthread_rwlock_unlock(&lock);
-	return registration;
-}
-
-void core_registered_end(void)
-{
-	pthread_rwlock_unlock(&lock);
 }

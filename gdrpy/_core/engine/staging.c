@@ -35,7 +35,8 @@ struct stage {
 	char *host;
 	size_t nbytes, chunk;
 	bool to_gpu;
-	size_t next; /* chunks taken */
+	struct core_registration *registration; /* of the host memory, or NULL */
+	size_t next;				/* chunks taken */
 	bool failed;
 	struct core_error *error; /* of the first failure */
 };
@@ -233,16 +234,13 @@ static int run(struct core_engine *engine, void *job, struct core_error *error)
 	struct stage *stage = job;
 	unsigned int threads = threads_for(stage->nbytes);
 	uint64_t va;
-	int ret;
 
 	stage->channel = core_stage_channel(engine, stage->nbytes, error);
 	if (!stage->channel)
 		return -1;
-	if (core_registered_begin(engine, stage->host, stage->nbytes, stage->to_gpu, &va)) {
-		ret = run_directly(stage, va, error);
-		core_registered_end();
-		return ret;
-	}
+	if (stage->registration &&
+	    core_registration_reach(stage->registration, engine, stage->host, &va))
+		return run_directly(stage, va, error);
 	stage->chunk = core_stage_chunk(stage->nbytes, threads, stage->to_gpu);
 	stage->next = 0;
 	stage->failed = false;
@@ -261,7 +259,11 @@ int core_engine_transfer(struct core_engine_memory *memory, uint64_t offset, cha
 		.host = host,
 		.nbytes = nbytes,
 		.to_gpu = to_gpu,
+		.registration = core_registration_hold(host, nbytes, to_gpu),
 	};
+	int ret = core_engine_run(memory->engine, run, &stage, error);
 
-	return core_engine_run(memory->engine, run, &stage, error);
+	if (stage.registration)
+		core_registration_let_go(stage.registration);
+	return ret;
 }

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable
@@ -538,6 +539,19 @@ class TestUnfinishedJob:
             assert found == content
             found.extend(b"more")
             assert rm.count("dma_mappings") == before
+        assert_clean()
+
+    def test_stops_no_other_thread_while_its_buffer_is_unpinned(self) -> None:
+        with zeros() as region, region.queue() as queue:
+            buffer = bytearray(5000)
+            with gdrpy.register(buffer):
+                queue.readinto(buffer, region)
+                job = queue.submit()
+            rm.set_fault("STALL_UNMAP:1:30")
+            threading.Timer(0.3, rm.pass_time, [31]).start()
+            began = time.monotonic()
+            job.wait(LONG)
+            assert time.monotonic() - began < 20
         assert_clean()
 
     def test_that_is_dropped_with_all_it_uses_ends_first(self) -> None:

@@ -73,12 +73,15 @@ static void unpin(struct pinned *pinned)
 	pthread_rwlock_unlock(&engine->lock);
 }
 
-void core_registration_let_go(struct core_registration *registration)
+bool core_registration_drop(struct core_registration *registration)
+{
+	return !__atomic_sub_fetch(&registration->users, 1, __ATOMIC_ACQ_REL);
+}
+
+void core_registration_free(struct core_registration *registration)
 {
 	struct pinned *next;
 
-	if (__atomic_sub_fetch(&registration->users, 1, __ATOMIC_ACQ_REL))
-		return;
 	for (struct pinned *pinned = registration->pins; pinned; pinned = next) {
 		next = pinned->next;
 		if (registration->forks == core_engine_forks())
@@ -86,6 +89,12 @@ void core_registration_let_go(struct core_registration *registration)
 		free(pinned);
 	}
 	free(registration);
+}
+
+void core_registration_let_go(struct core_registration *registration)
+{
+	if (core_registration_drop(registration))
+		core_registration_free(registration);
 }
 
 void core_engine_unregister(struct core_registration *registration)

@@ -79,8 +79,11 @@ static void let_go(struct held *held)
 		Py_DECREF(held->capsule);
 		Py_DECREF(held->region);
 	}
-	if (held->registration)
-		core_registration_let_go(held->registration);
+	if (held->registration && core_registration_drop(held->registration)) {
+		Py_BEGIN_ALLOW_THREADS;
+		core_registration_free(held->registration);
+		Py_END_ALLOW_THREADS;
+	}
 	if (held->buffer) {
 		core_release_bytes(&held->bytes);
 		Py_DECREF(held->buffer);

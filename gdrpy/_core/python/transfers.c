@@ -404,8 +404,8 @@ static PyMethodDef transfers_methods[] = {
 	{"write_strided", CORE_FASTCALL(transfers_write_strided),
 	 "write_strided(data, pitch, offset=0, via=None)\n--\n\n"
 	 "Copy row i of an array to byte offset + i * pitch, for every i, like\n"
-	 "Mapping.write_strided(): by DMA from large rows in page-locked memory, or if there\n"
-	 "is no CPU view.\n\n"
+	 "Mapping.write_strided(): by the GPU from large rows, where that is faster, or if\n"
+	 "there is no CPU view.\n\n"
 	 "Args:\n"
 	 "    data: The array.\n"
 	 "    pitch: The bytes from one row's beginning to the next one's, at least a row's.\n"
@@ -414,7 +414,7 @@ static PyMethodDef transfers_methods[] = {
 	{"readinto_strided", CORE_FASTCALL(transfers_readinto_strided),
 	 "readinto_strided(buffer, pitch, offset=0, via=None)\n--\n\n"
 	 "Fill row i of a writable array from byte offset + i * pitch, for every i; returns the\n"
-	 "array's size in bytes. By CPU loads up to a few KiB, else by DMA.\n\n"
+	 "array's size in bytes. By CPU loads up to a few KiB, else by the GPU.\n\n"
 	 "Args:\n"
 	 "    buffer: The array.\n"
 	 "    pitch: The bytes from one row's beginning to the next one's, at least a row's.\n"

@@ -167,7 +167,9 @@ def test_lines_end_between_words_on_a_terminal(terminal):
 
 
 @pytest.mark.parametrize("command", ["info", "libgdrapi"])
-def test_sentences_end_between_words_on_a_terminal_and_paths_stay_whole(terminal, monkeypatch, command):
+def test_sentences_end_between_words_on_a_terminal_and_paths_stay_whole(
+    terminal, monkeypatch, command
+):
     monkeypatch.delenv("GDRPY_SIM", raising=False)  # the simulation tells why it is used
     shown = terminal(command, columns=60)
     said = shown.wait_for("share Region.export()" if command == "info" else "pkg-config --cflags")

@@ -114,7 +114,8 @@ int core_queue_add(struct core_queue *queue, const struct core_queue_step *step,
 		   struct core_registration **registration, struct core_error *error);
 void core_registration_let_go(struct core_registration *registration);
 
-/* The same in two steps: whether this was the last hold, and what then unpins, and may take long. */
+/* The same in two steps: whether this was the last hold, and what then unpins, and may take long.
+ */
 bool core_registration_drop(struct core_registration *registration);
 void core_registration_free(struct core_registration *registration);
 

@@ -65,12 +65,13 @@ class TestBorrowedMemory:
         del_me = borrow(2 * MIB, 0)
         del del_me
         asked = []
+        page_locked = gdrpy.page_locked
 
         def short(nbytes: int, device: int) -> gdrpy.Mapping:
             asked.append(kept())
             if len(asked) == 1:
                 raise gdrpy.OutOfMemory("cuMemHostAlloc: the host has no more memory")
-            return gdrpy.page_locked(nbytes, device)
+            return page_locked(nbytes, device)
 
         monkeypatch.setattr(pinnedpool, "page_locked", short)
         assert borrow(9 * MIB, 0).nbytes == 9 * MIB

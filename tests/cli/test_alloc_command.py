@@ -23,6 +23,15 @@ class TestAlloc:
         first, second = capsys.readouterr().out.splitlines()
         assert first == second == "kv: version 1, 3 MiB on GPU 0, takes 4 MiB"
 
+    def test_says_it_in_whole_words_on_a_terminal(self, broker, file, terminal):
+        name = "models/tensors/of/the/host"
+        alloc = terminal("alloc", name, "123K", "--device", "cpu", columns=60)
+        said = f"{name}: version 1, 123 KiB on host,\r\ntakes 124 KiB\r\n"
+        assert alloc.wait_for("124 KiB\r\n") == said
+        put = terminal("put", name, str(file), columns=60)
+        said = f"{name}: version 2, 10 KiB on GPU 0,\r\ntakes 2 MiB\r\n"
+        assert put.wait_for("2 MiB\r\n") == said
+
     def test_of_another_size_ends_with_1(self, broker, capsys):
         assert main(["alloc", "kv", "3M"]) == 0
         assert main(["alloc", "kv", "4M"]) == 1

@@ -50,10 +50,10 @@ COMMANDS = [
     ["alloc", "models/tensors/of/the/host", "123K", "--device", "cpu"],
     ["get", "models/weights/layer", "-o", os.devnull],
 ]
-#: Commands whose words are lines, which are never folded or cut.
+#: Commands whose words are lines, which are never cut, and folded between words at most.
 IN_LINES = ("producer", "consumer", "serve", "watch", "put", "load", "seal", "rm", "help")
 #: What shows more than lines.
-SHOWING = re.compile(r"\btable\(|output\.(text|prose|show|live|width)\(|listing")
+SHOWING = re.compile(r"\btable\(|output\.(text|show|live|width)\(|listing")
 #: What every measurement yields, in nanoseconds: as many digits as there are on slow machines.
 TIMES = [12_345_678.0, 23_456_789.0, 98_765_432.0]
 #: What is in one of the regions.

@@ -35,6 +35,6 @@ def run(args: argparse.Namespace, output: Output) -> int:
         client.allocate(args.name, args.size, args.device, mode=args.mode, gpu=False).close()
         region = client.stat(args.name)
         told = broker.shown(client, region)
-    output.line(broker.published(region))
+    output.prose(broker.published(region))
     output.finish(told)
     return OK

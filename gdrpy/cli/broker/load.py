@@ -86,8 +86,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
     if files:
         about = f"{counted(tensors, 'tensor')} in {counted(len(files), 'file')}"
         told = f"{broker.published(info, f'{about}, {approximate_size(nbytes)}')}"
-    output.line(told)
-    output.line(copied.words(nbytes or info.nbytes))
+    output.prose(told)
+    output.prose(copied.words(nbytes or info.nbytes))
     for region, digest in zip(regions, digests, strict=False):
         output.line(f"{region.name} has the file's SHA-256 {digest}")
     output.finish(

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
             f"{args.name} had {format_size(replaced.nbytes)} and now has {format_size(nbytes)}; "
             f"processes that hold the old region keep it until they open the name again"
         )
-    output.line(broker.published(region))
+    output.prose(broker.published(region))
     output.finish(told)
     return OK
 

@@ -4,6 +4,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "engine/private.h"
 #include "preloaded.h"
@@ -208,6 +209,95 @@ static void a_lost_channel_is_made_anew_under_threads(void)
 	CHECK_EQ(count("violations"), 0);
 }
 
+static void a_lost_engines_lanes_are_not_used_again(void)
+{
+	struct core_error error;
+	int fd = gpu_memory(BLOCK);
+	struct core_engine_memory *memory = core_engine_take_export(fd, BLOCK, &error);
+
+	CHECK(memory);
+	memory->engine->link->lost = true;
+	CHECK(!core_lane_take(memory->engine, CORE_LANE_SMALL, &error));
+	memory->engine->link->lost = false;
+	check_copies(memory, 5, 1, 3);
+	core_engine_release(memory);
+	close(fd);
+}
+
+/* Have a thread copy while the engine does nothing for so many seconds. */
+static pthread_t begin_slow_copy(struct work *work, const char *stall)
+{
+	pthread_t thread;
+
+	CHECK_EQ(set_fault(stall), 0);
+	CHECK_EQ(pthread_create(&thread, NULL, copy_again_and_again, work), 0);
+	while (!count("stalls"))
+		sched_yield();
+	usleep(300000); /* until it waits */
+	return thread;
+}
+
+static void an_engine_that_answered_while_the_process_was_stopped_is_not_lost(void)
+{
+	struct core_error error;
+	int fd = gpu_memory(BLOCK);
+	struct core_engine_memory *memory = core_engine_take_export(fd, BLOCK, &error);
+	struct core_link *link;
+	struct work work = {memory, 1};
+	pthread_t thread;
+
+	CHECK(memory);
+	link = memory->engine->link;
+	thread = begin_slow_copy(&work, "STALL:1:30");
+	pass_time(61, true);
+	CHECK_EQ(pthread_join(thread, NULL), 0);
+	CHECK(memory->engine->link == link);
+	core_engine_release(memory);
+	close(fd);
+	CHECK_EQ(count("violations"), 0);
+}
+
+static void fill_ring(struct core_channel *channel, uint64_t va)
+{
+	const struct core_engine_piece piece = {.kind = CORE_PIECE_SET, .to = va, .value = 1};
+	struct core_error error;
+	uint32_t value;
+
+	while (channel->last - *channel->semaphore < CORE_RING_ENTRIES - 1)
+		CHECK_EQ(core_channel_submit(channel, &piece, 1, &value, &error), 0);
+}
+
+/* Each of them would wait for a minute, in turn, while it has the channel. */
+static void an_engine_that_does_not_answer_is_lost_for_all_threads_at_once(void)
+{
+	struct core_error error;
+	int fd = gpu_memory(BLOCK);
+	struct core_engine_memory *memory = core_engine_take_export(fd, BLOCK, &error);
+	struct work works[4];
+	pthread_t threads[4];
+	time_t began;
+
+	CHECK(memory);
+	memory->engine->rebuilt = false;
+	for (unsigned int i = 0; i < 4; i++)
+		works[i] = (struct work){memory, i};
+	threads[0] = begin_slow_copy(&works[0], "STALL:1:1000");
+	fill_ring(memory->engine->link->ready[CORE_CHANNEL_SMALL],
+		  memory->parts[0].va + BLOCK - sizeof(uint32_t));
+	for (unsigned int i = 1; i < 4; i++)
+		CHECK_EQ(pthread_create(&threads[i], NULL, copy_again_and_again, &works[i]), 0);
+	usleep(300000); /* until they wait */
+	began = time(NULL);
+	pass_time(61, false);
+	for (unsigned int i = 0; i < 4; i++)
+		CHECK_EQ(pthread_join(threads[i], NULL), 0);
+	CHECK(time(NULL) - began < 30);
+	CHECK(memory->engine->rebuilt);
+	core_engine_release(memory);
+	close(fd);
+	CHECK_EQ(count("violations"), 0);
+}
+
 static void a_second_loss_ends_it(void)
 {
 	struct core_error error;
@@ -232,4 +322,8 @@ static void a_second_loss_ends_it(void)
 CHECK_MAIN(TEST(copies_are_exact_and_stay_inside), TEST(threads_share_an_engine),
 	   TEST(large_copies_leave_lanes_to_rows_and_small_ones),
 	   TEST(a_queue_waits_for_a_word_and_can_be_closed_before),
-	   TEST(a_lost_channel_is_made_anew_under_threads), TEST(a_second_loss_ends_it))
+	   TEST(a_lost_channel_is_made_anew_under_threads),
+	   TEST(a_lost_engines_lanes_are_not_used_again),
+	   TEST(an_engine_that_answered_while_the_process_was_stopped_is_not_lost),
+	   TEST(an_engine_that_does_not_answer_is_lost_for_all_threads_at_once),
+	   TEST(a_second_loss_ends_it))

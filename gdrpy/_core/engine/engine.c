@@ -133,7 +133,7 @@ static void give_up(struct core_engine *engine, const struct core_error *reason,
 		  cause ? "making it anew failed: " : "this process lost the copy engine before",
 		  cause ? cause->message : "");
 	engine->refused = true;
-	core_link_close(engine->link);
+	core_link_end(engine->link);
 	engine->link = NULL;
 }
 
@@ -156,7 +156,7 @@ static void rebuild(struct core_engine *engine, const struct core_link *lost,
 			fresh = NULL;
 		}
 		if (fresh) {
-			core_link_close(engine->link);
+			core_link_end(engine->link);
 			engine->link = fresh;
 		} else {
 			give_up(engine, reason, again ? NULL : &cause);
@@ -186,7 +186,7 @@ int core_engine_run(struct core_engine *engine, core_engine_job run, void *job,
 			ret = run(engine, job, error);
 		else
 			*error = engine->refusal;
-		lost = ret && link && __atomic_load_n(&link->lost, __ATOMIC_RELAXED);
+		lost = ret && link && core_link_is_lost(link, error);
 		pthread_rwlock_unlock(&engine->lock);
 		if (lost)
 			rebuild(engine, link, error);

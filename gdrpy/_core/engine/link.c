@@ -203,3 +203,12 @@ void core_link_close(struct core_link *link)
 		munmap(link->scratch.host, 2 * core_page_nbytes());
 	free(link);
 }
+
+/* An engine that did not answer may do so late, to memory that is used for something else then. */
+void core_link_end(struct core_link *link)
+{
+	for (int i = 0; i < CORE_CHANNELS; i++)
+		if (link->ready[i] == &link->channels[i])
+			core_channel_close(link->ready[i]);
+	core_link_close(link);
+}

@@ -72,11 +72,12 @@ struct core_link {
 	uint32_t index;		  /* COPY<index> */
 	bool old_map, old_unmap;  /* the driver takes the older structures */
 	bool lost;		  /* a channel died, or does not answer */
+	struct core_error loss;	  /* why, once it is */
 	struct core_span scratch; /* host memory for the self-check */
 	struct core_rm_mapping doorbell_map;
 	volatile uint32_t *doorbell;
 	struct core_channel channels[CORE_CHANNELS];
-	pthread_mutex_t lock; /* while a channel is made */
+	pthread_mutex_t lock; /* while a channel is made, or the link becomes lost */
 	struct core_channel *ready[CORE_CHANNELS];
 };
 
@@ -152,6 +153,9 @@ struct core_link *core_link_open(const struct core_rm_gpu *gpu, struct core_erro
 void core_link_keep(struct core_link *link);
 void core_link_close(struct core_link *link);
 
+/* Close a link that no copy uses; its own channels end now, even if others keep it. */
+void core_link_end(struct core_link *link);
+
 /* --- channel.c --- */
 
 /*
@@ -197,8 +201,11 @@ int core_channel_submit(struct core_channel *channel, const struct core_engine_p
 
 /* --- wait.c --- */
 
-/* Wait until a submission is done; an error means that the channel is lost. */
+/* Wait until a submission is done; an error means that the link is lost. */
 int core_channel_wait(struct core_channel *channel, uint32_t value, struct core_error *error);
+
+/* Whether a link is lost; *error then says why. */
+bool core_link_is_lost(const struct core_link *link, struct core_error *error);
 
 /* --- check.c --- */
 

@@ -88,7 +88,9 @@ struct core_staging_lane *core_lane_take(struct core_engine *engine, enum core_l
 		pthread_cond_wait(&engine->lane_freed, &engine->lanes_lock);
 	lane->taken = true;
 	pthread_mutex_unlock(&engine->lanes_lock);
-	if (lane->memory.object || !make_lane(engine, lane, error))
+	/* A lost engine may still read into a lane that was given back. */
+	if (!core_link_is_lost(engine->link, error) &&
+	    (lane->memory.object || !make_lane(engine, lane, error)))
 		return lane;
 	core_lane_give_back(engine, lane);
 	return NULL;

@@ -15,10 +15,40 @@ static bool is_done(const struct core_channel *channel, uint32_t value)
 	return (int32_t)(__atomic_load_n(channel->semaphore, __ATOMIC_ACQUIRE) - value) >= 0;
 }
 
-static int lose(struct core_channel *channel)
+/* Threads that lose the link at the same time have one reason. */
+static int lose(struct core_link *link, const struct core_error *error)
 {
-	__atomic_store_n(&channel->link->lost, true, __ATOMIC_RELAXED);
+	pthread_mutex_lock(&link->lock);
+	if (!link->lost) {
+		link->loss = *error;
+		__atomic_store_n(&link->lost, true, __ATOMIC_RELEASE);
+	}
+	pthread_mutex_unlock(&link->lock);
 	return -1;
+}
+
+bool core_link_is_lost(const struct core_link *link, struct core_error *error)
+{
+	if (!__atomic_load_n(&link->lost, __ATOMIC_ACQUIRE))
+		return false;
+	*error = link->loss;
+	return true;
+}
+
+/* Whether the channel will do nothing more, as far as can be told after such a wait. */
+static bool is_over(struct core_channel *channel, int64_t waited, struct core_error *error)
+{
+	if (channel->notifier->status)
+		core_fail(error, CORE_FAILED_CALL, EIO,
+			  "the copy engine's channel died (Xid %u, see dmesg)",
+			  channel->notifier->xid);
+	else if (waited > PATIENCE_NS)
+		core_fail(error, CORE_FAILED_CALL, EIO,
+			  "the copy engine did not answer for %u seconds",
+			  (unsigned int)(PATIENCE_NS / 1000000000));
+	else
+		return core_link_is_lost(channel->link, error);
+	return true;
 }
 
 int core_channel_wait(struct core_channel *channel, uint32_t value, struct core_error *error)
@@ -29,22 +59,12 @@ int core_channel_wait(struct core_channel *channel, uint32_t value, struct core_
 		core_relax();
 		if (polls % POLLS)
 			continue;
-		/* Work done before the channel died counts. */
-		if (channel->notifier->status && !is_done(channel, value)) {
-			core_fail(error, CORE_FAILED_CALL, EIO,
-				  "the copy engine's channel died (Xid %u, see dmesg)",
-				  channel->notifier->xid);
-			return lose(channel);
-		}
 		if (!began)
 			began = core_now_ns();
 		waited = core_now_ns() - began;
-		if (waited > PATIENCE_NS) {
-			core_fail(error, CORE_FAILED_CALL, EIO,
-				  "the copy engine did not answer for %u seconds",
-				  (unsigned int)(PATIENCE_NS / 1000000000));
-			return lose(channel);
-		}
+		/* Work done before the channel died counts, or while this process was stopped. */
+		if (is_over(channel, waited, error) && !is_done(channel, value))
+			return lose(channel->link, error);
 		core_nap(waited);
 	}
 	return 0;

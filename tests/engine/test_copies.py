@@ -55,6 +55,23 @@ def check_copies(region: gdrpy.Region, sizes: tuple[int, ...] = SIZES, seed: int
         assert region.cpu.read() == expected
 
 
+class TestSecondChannel:
+    """The one with short time slices."""
+
+    @pytest.mark.parametrize(
+        ("nbytes", "copies"), [(64 << 10, None), ((64 << 10) + 1, 8), (MIB, 8), (MIB + 1, 0)]
+    )
+    def test_is_made_after_a_few_medium_copies_or_for_a_large_one(
+        self, nbytes: int, copies: int | None
+    ) -> None:
+        with gdrpy.alloc(2 * MIB) as region:
+            for _ in range(20 if copies is None else copies):
+                region.write(bytes(nbytes), via="engine")
+                assert rm.count("channels") == 1
+            region.write(bytes(nbytes), via="engine")
+            assert rm.count("channels") == (1 if copies is None else 2)
+
+
 class TestCopies:
     def test_of_any_size_and_offset_are_exact(self) -> None:
         with gdrpy.alloc(4 * MIB) as region:

@@ -79,6 +79,7 @@ struct core_link {
 	struct core_channel channels[CORE_CHANNELS];
 	pthread_mutex_t lock; /* while a channel is made, or the link becomes lost */
 	struct core_channel *ready[CORE_CHANNELS];
+	unsigned int spared; /* copies that did without the second one */
 };
 
 struct core_part_of_gpu {

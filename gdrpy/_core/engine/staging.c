@@ -13,11 +13,13 @@
 #include "engine/private.h"
 
 /*
- * Larger copies go to the polite channel. Smaller ones take 20 us at most, less than its time
- * slice, and a process that makes no larger ones is spared the 3 ms that this channel takes to
- * make.
+ * Larger copies go to the polite channel. It takes 3 ms to make: a process is spared that for a few
+ * first copies of medium size, each of which takes 20 us at most. Many of them, by several threads,
+ * would keep the other channel busy for its whole time slice of 1 ms.
  */
-#define SMALL_CHANNEL_UP_TO (1 << 20)
+#define SMALL_CHANNEL_UP_TO (64 << 10)
+#define MEDIUM_UP_TO (1 << 20)
+#define MEDIUM_SPARED 8
 /* Larger copies leave a lane to smaller ones. */
 #define SMALL_LANE_BELOW (64 << 10)
 #define SMALLEST_CHUNK ((size_t)64 << 10)
@@ -204,9 +206,13 @@ static unsigned int threads_for(size_t nbytes)
 struct core_channel *core_stage_channel(struct core_engine *engine, size_t nbytes,
 					struct core_error *error)
 {
-	return core_link_channel(
-		engine->link,
-		nbytes <= SMALL_CHANNEL_UP_TO ? CORE_CHANNEL_SMALL : CORE_CHANNEL_BULK, error);
+	struct core_link *link = engine->link;
+	bool small = nbytes <= SMALL_CHANNEL_UP_TO;
+
+	if (!small && nbytes <= MEDIUM_UP_TO &&
+	    !__atomic_load_n(&link->ready[CORE_CHANNEL_BULK], __ATOMIC_RELAXED))
+		small = __atomic_fetch_add(&link->spared, 1, __ATOMIC_RELAXED) < MEDIUM_SPARED;
+	return core_link_channel(link, small ? CORE_CHANNEL_SMALL : CORE_CHANNEL_BULK, error);
 }
 
 /* A read's CPU begins when its first chunk has arrived, so its chunks are smaller. */

@@ -25,6 +25,11 @@ DRIVER = PROJECT / "driver"
 SOURCES = sorted((HERE / "src").glob("*.c"))
 WARNINGS = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-U_FORTIFY_SOURCE", "-D_GNU_SOURCE"]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+#: The sanitizers' runtime must come before a preloaded library: so it is linked in.
+PRELOADED = {
+    "memory": [*SANITIZERS, "-static-libasan"],
+    "threads": ["-fsanitize=thread", "-Wno-tsan", "-static-libtsan"],
+}
 
 
 def build(directory: Path) -> Path:
@@ -90,10 +95,10 @@ def c_number(value: str) -> str:
     return value
 
 
-def build_core_test(directory: Path, name: str, *core: str) -> Path:
+def build_core_test(directory: Path, name: str, *core: str, checks: str = "memory") -> Path:
     """Build a test and the files of the C core that match, for LD_PRELOAD, under sanitizers.
 
-    What begins with a hyphen is an option for the compiler.
+    What begins with a hyphen is an option for the compiler. ``checks`` is a key of PRELOADED.
 
     Raises:
         subprocess.CalledProcessError: the compiler refused.
@@ -102,8 +107,7 @@ def build_core_test(directory: Path, name: str, *core: str) -> Path:
     sources = [HERE / f"{name}.c", *(path for pattern in core for path in CORE.glob(pattern))]
     folders = [f"-I{CORE}", f"-I{DRIVER}", f"-I{INCLUDE}", f"-I{SIM / 'src'}"]
     cuda = [f"-Wl,--no-as-needed,-rpath,{SIM}", SIM / "libcuda.so.1"]
-    # The sanitizers' runtime must come before a preloaded library: so it is linked in.
-    options = ["-O1", "-g", *folders, *SANITIZERS, "-static-libasan"]
+    options = ["-O1", "-g", *folders, *PRELOADED[checks]]
     options += [pattern for pattern in core if pattern.startswith("-")]
     compile_c(program, [*sources, *cuda], options)
     return program

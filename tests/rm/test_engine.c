@@ -263,8 +263,9 @@ static void fill_ring(struct core_channel *channel, uint64_t va)
 	struct core_error error;
 	uint32_t value;
 
-	while (channel->last - *channel->semaphore < CORE_RING_ENTRIES - 1)
+	do
 		CHECK_EQ(core_channel_submit(channel, &piece, 1, &value, &error), 0);
+	while (value - *channel->semaphore < CORE_RING_ENTRIES - 1);
 }
 
 /* Each of them would wait for a minute, in turn, while it has the channel. */

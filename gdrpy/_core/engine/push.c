@@ -138,7 +138,7 @@ static int submit(struct core_channel *channel, const struct core_engine_piece *
 	core_store_fence();
 	*(volatile uint32_t *)(control + CORE_PAGE + CORE_USERD_PUT) = next;
 	core_full_fence();
-	*channel->link->doorbell = channel->token;
+	__atomic_store_n(channel->link->doorbell, channel->token, __ATOMIC_RELAXED);
 	return 0;
 }
 

@@ -1,4 +1,5 @@
-"""Ctrl-C at any moment of a client's calls: by a signal after any time, or at any bytecode.
+"""Ctrl-C at any moment of a client's calls: by a signal after any time or at any system call, or at
+any bytecode.
 
 After each of them the same connection serves on, no lock is held, nothing more is open in this
 process, and the broker holds for it what it held before.
@@ -12,6 +13,7 @@ import contextlib
 import faulthandler
 import gc
 import json
+import pickle
 import platform
 import random
 import signal
@@ -24,10 +26,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
+
 import gdrpy
 from brokers import Broker, Template, running
+from gdrpy.broker.client.broker import shared_broker
 from gdrpy.memory.descriptors import fork_lock
 from gdrpy.memory.reclaim import reclaim
+from killing import Steps
 from support import open_descriptors
 
 #: Seconds after which a call hangs.
@@ -97,6 +103,40 @@ def connect(broker: gdrpy.Broker) -> None:
         other.get("host")
 
 
+def resume_get(broker: gdrpy.Broker) -> None:
+    broker._connection._settled = False  # as after an interrupted call
+    get(broker)
+
+
+def resume_get_many(broker: gdrpy.Broker) -> None:
+    broker._connection._settled = False
+    get_many(broker)
+
+
+def put(broker: gdrpy.Broker) -> None:
+    broker.put("published", np.zeros(4)).close()
+    broker.delete("published")
+
+
+def wait(broker: gdrpy.Broker) -> None:
+    with contextlib.suppress(gdrpy.Timeout):
+        broker.get("absent", gpu=False, wait=0.001)
+
+
+def seal(broker: gdrpy.Broker) -> None:
+    with broker.allocate("published", 4096, device="cpu") as region:
+        region.seal()
+        region.digest()
+        region.info()
+    broker.delete("published")
+
+
+def unpickle(broker: gdrpy.Broker) -> None:
+    with broker.get("named", gpu=False) as region:
+        pickled = pickle.dumps(region)
+    pickle.loads(pickled).close()
+
+
 CALLS: dict[str, Call] = {
     call.__name__: call
     for call in (
@@ -113,6 +153,12 @@ CALLS: dict[str, Call] = {
         stat,
         watch,
         connect,
+        resume_get,
+        resume_get_many,
+        put,
+        wait,
+        seal,
+        unpickle,
     )
 }
 
@@ -146,7 +192,8 @@ class Client:
         """All is as it was."""
         if self.broker._connection.transport.lock.locked() or fork_lock._is_owned():  # type: ignore
             raise AssertionError(f"{when}: a lock is held")
-        self.broker.stat("host")
+        for broker in (self.broker, shared_broker(self.broker.socket)):
+            broker.stat("host")  # which resumes what was interrupted
         gc.collect()
         for name in ("published", "watched"):
             with contextlib.suppress(gdrpy.NotFound):
@@ -239,9 +286,12 @@ class Alarm:
 
     def __init__(self) -> None:
         self.armed = False
+        #: How often the signal came.
+        self.rung = 0
         self._before = signal.signal(signal.SIGALRM, self._ring)
 
     def _ring(self, *_: object) -> None:
+        self.rung += 1
         if self.armed:
             self.armed = False
             raise KeyboardInterrupt
@@ -260,9 +310,44 @@ class Alarm:
             return True
         return False
 
+    def interrupts_at(self, step: int, steps: Steps, call: Call, broker: gdrpy.Broker) -> bool:
+        """Make a call; whether it took so many steps. The killer sends the signal at the last."""
+        rung = self.rung
+        try:
+            try:
+                self.armed = True
+                steps.arm(step)
+                call(broker)
+            finally:
+                self.armed = False
+                steps.arm(0)
+        except KeyboardInterrupt:
+            pass
+        return self.rung > rung
+
     def close(self) -> None:
         """Have the signal mean what it meant before."""
         signal.signal(signal.SIGALRM, self._before)
+
+
+def at_every_step(client: Client, name: str, steps: Steps) -> int:
+    """Interrupt a call before and after each of its system calls in turn; how many steps it took.
+
+    The killer sends this process SIGALRM.
+    """
+    step = 1
+    alarm = Alarm()
+    try:
+        with _finalizers_interrupted():
+            while True:
+                faulthandler.dump_traceback_later(4 * _PATIENCE, exit=True)
+                if not alarm.interrupts_at(step, steps, CALLS[name], client.broker):
+                    return step - 1
+                client.check(f"{name} at step {step}")
+                step += 1
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        alarm.close()
 
 
 def by_signals(client: Client, interrupts: int, seed: int) -> dict[str, Any]:
@@ -322,14 +407,23 @@ def run(interrupts: int, seed: int) -> dict[str, Any]:
     }
 
 
+def step_on() -> dict[str, Any]:
+    """Interrupt all calls at every step; how many each took, and what was left behind."""
+    steps = Steps()
+    with client_of_its_own() as client:
+        taken = {name: at_every_step(client, name, steps) for name in CALLS}
+        return {"steps": taken, "leaks": client.leaks}
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--interrupts", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="where to write what was done")
+    parser.add_argument("--steps", action="store_true", help="at each system call instead")
     options = parser.parse_args()
     gc.freeze()
-    report = run(options.interrupts, options.seed)
+    report = step_on() if options.steps else run(options.interrupts, options.seed)
     text = json.dumps(report, indent=2)
     print(text)
     if options.json:

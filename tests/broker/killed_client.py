@@ -6,7 +6,7 @@ For each number of a step that it reads it forks such a client, and says its exi
 import os
 import sys
 
-from killing import arm_this_process
+from killing import Steps
 from rawclient import RawClient, allocation
 
 
@@ -32,10 +32,11 @@ def work(path: str) -> None:
 
 def main(path: str) -> None:
     """Serve the test."""
+    steps = Steps()
     for line in sys.stdin:
         child = os.fork()
         if child == 0:
-            arm_this_process(int(line))
+            steps.arm(int(line))
             work(path)
             os._exit(0)
         _, status = os.waitpid(child, 0)

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
- * Preloaded into a process that tests kill: counts its calls of the functions below, once before
- * and once after each, and raises SIGKILL at the one that it is told.
+ * Preloaded into a process that tests kill or interrupt: counts its calls of the functions below,
+ * once before and once after each, and raises a signal at the one that it is told: the number in
+ * $GDRPY_KILLER_SIGNAL, else SIGKILL.
  *
  * It is told by a file of one 64-bit number, which $GDRPY_KILLER names: the process in the upper
  * half, and how many steps it has left in the lower one. Both are in one word, so that who disarms
@@ -24,13 +25,16 @@
 #include <unistd.h>
 
 static uint64_t *order;
+static int signal_number = SIGKILL;
 
 __attribute__((constructor)) static void begin(void)
 {
-	const char *path = getenv("GDRPY_KILLER");
+	const char *path = getenv("GDRPY_KILLER"), *number = getenv("GDRPY_KILLER_SIGNAL");
 	int fd = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
 	void *shared;
 
+	if (number)
+		signal_number = atoi(number);
 	if (fd < 0)
 		return;
 	shared = mmap(NULL, sizeof(*order), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -55,7 +59,7 @@ static void step(void)
 	} while (!__atomic_compare_exchange_n(order, &now, now - 1, true, __ATOMIC_ACQ_REL,
 					      __ATOMIC_ACQUIRE));
 	if ((uint32_t)now == 1)
-		kill(getpid(), SIGKILL);
+		raise(signal_number);
 }
 
 /* A function that counts, and calls the one that it hides. */

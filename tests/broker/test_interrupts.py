@@ -5,12 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 import interrupts
 from gdrpy import aio
+from killing import Killer
 from support import open_descriptors
 
 #: Of which calls not all bytecodes are tried, and every which one is.
@@ -31,6 +37,20 @@ class TestInterruptedCall:
         tried = interrupts.at_every_bytecode(client, name, 1 if name == "get_gpu" else STEP)
         assert tried > 100
         assert client.leaks == []
+
+    def test_leaves_nothing_behind_at_any_system_call(self, tmp_path):
+        killer = Killer(tmp_path, signal.SIGALRM)
+        done = subprocess.run(
+            [sys.executable, interrupts.__file__, "--steps"],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | killer.environment,
+            stdout=subprocess.PIPE,
+            check=True,
+        )
+        report = json.loads(done.stdout)
+        assert report["leaks"] == []
+        assert report["steps"].keys() == interrupts.CALLS.keys()
+        assert min(report["steps"].values()) >= 4
+        assert report["steps"]["resume_get"] > report["steps"]["get"] + 10
 
     def test_leaves_nothing_behind_at_any_moment(self):
         report = interrupts.run(INTERRUPTS, seed=3)

@@ -161,7 +161,7 @@ class GpuMemory(Memory):
 
     def _reach(self) -> object:
         if self._fd is not None and not self.handle:
-            return engine_reach(self._fd.fileno(), self.size, (), [])
+            return engine_reach(self._fd.fileno(), self.size, self.ptr or 0, 0, (), [])
         gpu, block = ffi.new("struct core_rm_gpu *"), ffi.new("struct core_engine_block *")
         blocks: list[tuple[int, int, int, int]] = []
         while self._core is not None and lib.core_nvrm_part(self._core, len(blocks), gpu, block):
@@ -171,7 +171,8 @@ class GpuMemory(Memory):
                 "the copy engine cannot be used: it needs a descriptor of the memory, or a pin by "
                 "the nvrm backend: allocate with gdrpy.alloc(), or pin with backend='nvrm'"
             )
-        return engine_reach(-1, 0, (gpu.pci_domain, gpu.pci_bus, gpu.pci_slot), blocks)
+        pci = gpu.pci_domain, gpu.pci_bus, gpu.pci_slot
+        return engine_reach(-1, 0, self.ptr or 0, self._core.buffer_id, pci, blocks)
 
     @property
     def revoked(self) -> bool:

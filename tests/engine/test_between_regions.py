@@ -141,6 +141,72 @@ class TestWrite:
         assert region.cpu.read() == before
 
 
+class TestPins:
+    """Of one allocation of CUDA's."""
+
+    OWN = "the bytes to copy are the region's own"
+
+    @pytest.mark.parametrize("shift", [1, 4096, 99_999])
+    def test_that_overlap_are_refused(self, shift: int) -> None:
+        content = random.Random(6).randbytes(100_000)
+        with cuda.context(0):
+            pointer = int(cuda.call("cuMemAlloc", MIB))
+            with (
+                gdrpy.pin(pointer, 100_000) as pin,
+                gdrpy.pin(pointer + shift, 100_000) as other,
+                pin.queue() as queue,
+            ):
+                pin.write(content)
+                for copy in (pin.write, pin.readinto):
+                    with pytest.raises(ValueError, match=f"Pin.{copy.__name__}: {self.OWN}"):
+                        copy(other, via="engine")
+                with pytest.raises(ValueError, match=f"CopyQueue.write: {self.OWN}"):
+                    queue.write(pin, other)
+                with pytest.raises(ValueError, match=f"CopyQueue.readinto: {self.OWN}"):
+                    queue.readinto(pin, other)
+                assert pin.read() == content
+            cuda.call("cuMemFree", pointer)
+        assert rm.violations() == []
+
+    def test_that_touch_are_copied(self) -> None:
+        content = random.Random(7).randbytes(100_000)
+        with cuda.context(0):
+            pointer = int(cuda.call("cuMemAlloc", MIB))
+            with gdrpy.pin(pointer, 100_000) as pin, gdrpy.pin(pointer + 100_000, 200_000) as other:
+                pin.write(content)
+                other.write(pin, via="engine")
+                other.write(pin, 100_000, via="engine")
+                assert other.read() == content + content
+                other.fill(0)
+                with pin.queue() as queue:
+                    queue.write(pin, other, 50_000)
+                    queue.submit().wait()
+                assert other.read() == bytes(50_000) + content + bytes(50_000)
+            cuda.call("cuMemFree", pointer)
+
+    def test_of_memory_that_was_freed_are_told_from_the_new_one_there(self) -> None:
+        content = random.Random(8).randbytes(100_000)
+        with cuda.context(0):
+            pointer = int(cuda.call("cuMemAlloc", MIB))
+            with gdrpy.pin(pointer, 100_000) as pin:
+                pin.write(content)
+                cuda.call("cuMemFree", pointer)
+                again = int(cuda.call("cuMemAlloc", MIB))
+                assert again == pointer
+                with gdrpy.pin(again, 100_000) as other:
+                    other.write(pin, via="engine")
+                    assert other.read() == content
+            cuda.call("cuMemFree", again)
+
+    def test_of_a_region_are_refused(self) -> None:
+        with gdrpy.alloc(MIB) as region, gdrpy.pin(region.ptr + 5, 1000) as pin:
+            for at in (0, 5, 1004):
+                with pytest.raises(ValueError, match=f"Region.write: {self.OWN}"):
+                    region.write(pin, at, via="engine")
+            region.write(pin, 1005, via="engine")
+            assert region.read(1000, 1005) == region.read(1000, 5)
+
+
 class TestReadinto:
     def test_of_a_region_or_a_part_stays_on_the_gpu(self) -> None:
         (region, content), (other, _) = make(2 * MIB, 1), make(MIB, 2)

@@ -236,7 +236,7 @@ static void each_fact_of_a_pointer_is_asked_once(void)
 	attributes = gdrsim_call_count("cuPointerGetAttribute");
 	handles = gdrsim_call_count("cuIpcGetMemHandle");
 	check_released(take(pointer, 100, &error));
-	CHECK_EQ(gdrsim_call_count("cuPointerGetAttribute"), attributes + 6);
+	CHECK_EQ(gdrsim_call_count("cuPointerGetAttribute"), attributes + 7);
 	CHECK_EQ(gdrsim_call_count("cuIpcGetMemHandle"), handles + 1);
 }
 

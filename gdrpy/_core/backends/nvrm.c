@@ -419,7 +419,11 @@ static struct core_memory *take_pointer(const struct core_cuda *cuda,
 	ret = core_pointer_exports(cuda, pointer, range, add_export, memory, error);
 	if (!ret)
 		ret = add_part_of_block(memory, cuda, range, pointer, error);
-	return ret < 0 ? core_memory_undo(memory) : memory;
+	if (ret < 0)
+		return core_memory_undo(memory);
+	if (memory->nparts == 1)
+		core_pointer_id(cuda, pointer->ptr, &memory->buffer_id);
+	return memory;
 }
 
 /* Whether the driver reports an exported allocation correctly, and can map it. */

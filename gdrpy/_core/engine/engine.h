@@ -42,6 +42,17 @@ struct core_engine_memory *core_engine_take_blocks(const struct core_rm_gpu *gpu
 						   const struct core_engine_block *blocks,
 						   unsigned int count, struct core_error *error);
 
+/*
+ * Say where CUDA shows the memory in this process, and the ID of the allocation there. 0: unknown.
+ * Called before the memory is copied first.
+ */
+void core_engine_set_place(struct core_engine_memory *memory, uint64_t address, uint64_t buffer_id);
+
+/* Whether ranges overlap, as far as the memories' places tell. */
+bool core_engine_overlap(const struct core_engine_memory *one, uint64_t offset,
+			 const struct core_engine_memory *other, uint64_t other_offset,
+			 uint64_t nbytes);
+
 /* No copy of the memory may be running. In a forked child, only the structure is freed. */
 void core_engine_release(struct core_engine_memory *memory);
 

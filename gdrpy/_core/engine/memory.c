@@ -156,6 +156,31 @@ struct core_engine_memory *core_engine_take_blocks(const struct core_rm_gpu *gpu
 	return finish(&taking, error);
 }
 
+void core_engine_set_place(struct core_engine_memory *memory, uint64_t address, uint64_t buffer_id)
+{
+	memory->address = address;
+	memory->buffer_id = buffer_id;
+}
+
+/* An address may be that of another allocation now than of the one that was pinned there. */
+static bool is_one_allocation(const struct core_engine_memory *one,
+			      const struct core_engine_memory *other)
+{
+	if (one == other)
+		return true;
+	return one->address && other->address &&
+	       (!one->buffer_id || !other->buffer_id || one->buffer_id == other->buffer_id);
+}
+
+bool core_engine_overlap(const struct core_engine_memory *one, uint64_t offset,
+			 const struct core_engine_memory *other, uint64_t other_offset,
+			 uint64_t nbytes)
+{
+	uint64_t here = one->address + offset, there = other->address + other_offset;
+
+	return is_one_allocation(one, other) && here < there + nbytes && there < here + nbytes;
+}
+
 void core_engine_release(struct core_engine_memory *memory)
 {
 	struct core_engine_memory **link;

@@ -93,6 +93,7 @@ struct core_engine_memory {
 	struct core_engine *engine;
 	struct core_engine_memory *next;
 	uint64_t nbytes;
+	uint64_t address, buffer_id; /* from core_engine_set_place() */
 	unsigned int count;
 	struct core_part_of_gpu parts[];
 };

@@ -29,6 +29,7 @@ struct core_view {
 struct core_memory {
 	const struct core_backend *backend;
 	uint64_t va;	    /* GPU address of byte 0, or 0 if unknown */
+	uint64_t buffer_id; /* CUDA's, of the one allocation that was there then; 0 if unknown */
 	uint64_t nbytes;    /* mappable bytes */
 	uint32_t page_size; /* bytes; pins are rounded out to it */
 	int device;	    /* CUDA ordinal, or -1 if unknown */

@@ -60,6 +60,7 @@ struct core_view {
 };
 struct core_memory {
     const struct core_backend *backend;
+    uint64_t buffer_id;
     uint64_t nbytes;
     uint32_t page_size;
     int device;

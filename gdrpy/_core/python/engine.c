@@ -36,6 +36,11 @@ void core_transfers_end_use(struct transfers *self, const struct core_use *use)
 	Py_DECREF(use->capsule);
 }
 
+bool core_raise_own(const char *method)
+{
+	return core_raise(PyExc_ValueError, "%s: the bytes to copy are the region's own", method);
+}
+
 bool core_transfers_between(struct transfers *self, struct transfers *other, Py_ssize_t start,
 			    const struct core_copy *copy, bool to_write)
 {
@@ -45,9 +50,9 @@ bool core_transfers_between(struct transfers *self, struct transfers *other, Py_
 	struct core_use own, others;
 	int ret;
 
-	if (self == other)
-		return core_raise(PyExc_ValueError, "%s: the bytes to copy are the region's own",
-				  copy->method);
+	if (self == other ||
+	    core_engine_overlap(self->engine, offset, other->engine, there, nbytes))
+		return core_raise_own(copy->method);
 	own = core_transfers_use_engine(self);
 	others = core_transfers_use_engine(other);
 	Py_BEGIN_ALLOW_THREADS;
@@ -126,13 +131,13 @@ PyObject *core_engine_reach(PyObject *Py_UNUSED(module), PyObject *args)
 	struct core_engine_memory *memory;
 	struct core_error error;
 	struct core_rm_gpu gpu = {0};
-	unsigned long long nbytes;
+	unsigned long long nbytes, address, buffer_id;
 	PyObject *gpu_object, *list, *capsule;
 	unsigned int count;
 	int fd;
 
-	if (!PyArg_ParseTuple(args, "iKO!O!:engine_reach", &fd, &nbytes, &PyTuple_Type, &gpu_object,
-			      &PyList_Type, &list))
+	if (!PyArg_ParseTuple(args, "iKKKO!O!:engine_reach", &fd, &nbytes, &address, &buffer_id,
+			      &PyTuple_Type, &gpu_object, &PyList_Type, &list))
 		return NULL;
 	if (fd < 0 && !parse_gpu(gpu_object, &gpu))
 		return NULL;
@@ -147,6 +152,7 @@ PyObject *core_engine_reach(PyObject *Py_UNUSED(module), PyObject *args)
 	free(blocks);
 	if (!memory)
 		return core_raise_failure(&error);
+	core_engine_set_place(memory, address, buffer_id);
 	capsule = PyCapsule_New(memory, core_engine_capsule, release);
 	if (!capsule)
 		core_engine_release(memory);

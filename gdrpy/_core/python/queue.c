@@ -251,7 +251,7 @@ static struct held *hold_other(const char *method, const char *name, PyObject *o
 		return hold_buffer(method, name, object, !to_write);
 	if (object != region)
 		return hold_region(method, object, !to_write);
-	PyErr_Format(PyExc_ValueError, "%s: the bytes to copy are the region's own", method);
+	core_raise_own(method);
 	return NULL;
 }
 
@@ -282,8 +282,16 @@ static PyObject *add_copy(struct queue *self, const char *method, enum core_queu
 	step.other = other->memory;
 	step.host = other->bytes.data;
 	step.nbytes = (uint64_t)copy.nbytes;
-	if (core_transfers_range(region->region, &copy) && add(self, method, &step, region, other))
+	if (!core_transfers_range(region->region, &copy))
+		goto let_go_both;
+	if (other->memory &&
+	    core_engine_overlap(region->memory, step.offset, other->memory, 0, step.nbytes)) {
+		core_raise_own(method);
+		goto let_go_both;
+	}
+	if (add(self, method, &step, region, other))
 		Py_RETURN_NONE;
+let_go_both:
 	let_go(other);
 let_go_region:
 	let_go(region);

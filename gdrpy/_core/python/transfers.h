@@ -100,6 +100,8 @@ void core_transfers_end_use(struct transfers *self, const struct core_use *use);
  */
 bool core_transfers_between(struct transfers *self, struct transfers *other, Py_ssize_t start,
 			    const struct core_copy *copy, bool to_write);
+/* Refuse a copy of bytes over themselves; returns false. */
+bool core_raise_own(const char *method);
 PyObject *core_transfers_fill(struct transfers *self, PyObject *args);
 extern PyTypeObject *core_transfers_type_object;
 extern const char core_engine_capsule[];

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import threading
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -139,6 +141,36 @@ class TestWrite:
         with pytest.raises(gdrpy.ReadOnly):
             other.readinto(shown)
         assert region.cpu.read() == before
+
+
+class TestThreads:
+    def test_that_copy_both_ways_while_others_arm_both_regions_anew_are_exact(self) -> None:
+        (region, _), (other, content) = make(MIB, 1), make(MIB, 2)
+        region.write(other, via="engine")
+        stop = threading.Event()
+
+        def copy(to: gdrpy.Region, source: gdrpy.Region) -> None:
+            for _ in range(200):
+                to.write(source, via="engine")
+
+        def disarm(one: gdrpy.Region) -> None:
+            while not stop.wait(0.0001):
+                one._disarm()
+
+        copying = [
+            threading.Thread(target=copy, args=both) for both in permutations((region, other))
+        ]
+        arming = [threading.Thread(target=disarm, args=(one,)) for one in (region, other)]
+        for thread in copying + arming:
+            thread.start()
+        for thread in copying:
+            thread.join()
+        stop.set()
+        for thread in arming:
+            thread.join()
+        assert region._running == other._running == 0
+        assert region.cpu.read() == other.cpu.read() == content
+        assert rm.violations() == []
 
 
 class TestPins:

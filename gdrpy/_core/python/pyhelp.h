@@ -130,14 +130,19 @@ static inline PyObject *core_create_module(struct PyModuleDef *definition)
 
 /*
  * Only one thread at a time runs between these, except while that thread waits or releases the GIL,
- * as PyEval_SaveThread() does. Without a GIL, the object's own lock acts like the GIL.
+ * as PyEval_SaveThread() does. Without a GIL, the object's own lock acts like the GIL. To lock a
+ * second object alone may release the first one's lock: lock both at once.
  */
 #ifdef Py_GIL_DISABLED
 #define CORE_BEGIN_ALONE(object) Py_BEGIN_CRITICAL_SECTION(object)
 #define CORE_END_ALONE() Py_END_CRITICAL_SECTION()
+#define CORE_BEGIN_BOTH_ALONE(one, other) Py_BEGIN_CRITICAL_SECTION2(one, other)
+#define CORE_END_BOTH_ALONE() Py_END_CRITICAL_SECTION2()
 #else
 #define CORE_BEGIN_ALONE(object) {
 #define CORE_END_ALONE() }
+#define CORE_BEGIN_BOTH_ALONE(one, other) {
+#define CORE_END_BOTH_ALONE() }
 #endif
 
 /* The arguments of a vectorcall: as parameters, and passed on. */

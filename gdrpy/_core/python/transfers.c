@@ -129,7 +129,7 @@ static bool copy_region(struct transfers *self, const struct core_copy *copy,
 	const struct core_copy there = {copy->method, .offset = start, .nbytes = copy->nbytes};
 	bool ready, copied = false;
 
-	CORE_BEGIN_ALONE(other);
+	CORE_BEGIN_BOTH_ALONE(self, other);
 	/* Making one ready may run Python, and another thread close or seal the other meanwhile. */
 	do {
 		ready = core_transfers_ready(other, copy->method, !to_write, CORE_BY_ENGINE) &&
@@ -137,11 +137,11 @@ static bool copy_region(struct transfers *self, const struct core_copy *copy,
 	} while (ready && !(is_armed(other, !to_write) && other->engine));
 	if (ready && core_transfers_range(self, copy) && core_transfers_range(other, &there))
 		copied = core_transfers_between(self, other, start, copy, to_write);
-	CORE_END_ALONE();
+	CORE_END_BOTH_ALONE();
 	return copied;
 }
 
-static PyObject *transfers_copy_by_engine(struct transfers *self, void *args)
+static PyObject *transfers_copy_by_engine(struct transfers *self, PyObject *args)
 {
 	struct core_copy copy = {.way = CORE_BY_ENGINE};
 	PyObject *other;
@@ -355,7 +355,6 @@ CORE_METHOD_ALONE(transfers_write_strided, transfers, core_transfers_write_strid
 CORE_METHOD_ALONE(transfers_readinto_strided, transfers, core_transfers_readinto_strided)
 CORE_ALONE(transfers_arm, transfers)
 CORE_ALONE(transfers_arm_engine, transfers)
-CORE_ALONE(transfers_copy_by_engine, transfers)
 CORE_ALONE(core_transfers_fill, transfers)
 CORE_ALONE(transfers_disarm, transfers)
 CORE_ALONE(transfers_keep, transfers)
@@ -422,7 +421,7 @@ static PyMethodDef transfers_methods[] = {
 	 "    via: As for write()."},
 	{"_arm", (PyCFunction)transfers_arm_alone, METH_VARARGS, NULL},
 	{"_arm_engine", (PyCFunction)transfers_arm_engine_alone, METH_O, NULL},
-	{"_copy_by_engine", (PyCFunction)transfers_copy_by_engine_alone, METH_VARARGS,
+	{"_copy_by_engine", (PyCFunction)transfers_copy_by_engine, METH_VARARGS,
 	 "_copy_by_engine(method, other, offset, start, nbytes, to_write, /)\n--\n\n"
 	 "Copy bytes between `offset` and byte `start` of another region or pin."},
 	{"_fill_by_engine", (PyCFunction)core_transfers_fill_alone, METH_VARARGS,

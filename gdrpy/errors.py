@@ -97,7 +97,7 @@ class MissingView(Error, ValueError):
 
 
 class NotFound(Error, KeyError):
-    """This process sees no such device, or no region or tensor has this name."""
+    """The device does not exist, this process does not see it, or no region has this name."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""

@@ -23,7 +23,6 @@ from gdrpy.arrays.safetensors_file import BLOCK, File, file_layout, shards
 from gdrpy.arrays.safetensors_image import Entry, Layout
 from gdrpy.arrays.shown import Shown
 from gdrpy.common.dtypes import DTYPES, as_dtype
-from gdrpy.common.spelling import Tensors
 from gdrpy.errors import SizeMismatch
 
 __all__ = [
@@ -109,7 +108,7 @@ def tensors(region: Shown) -> dict[str, Array]:
     for name, kept in found.metadata.items():
         if name not in found.entries and kept in found.entries and name != "format":
             there[name] = there[kept]
-    return Tensors(there, "safetensors.tensors")
+    return there
 
 
 def size_of(path: str | os.PathLike[str]) -> int:

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils import _pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
 from gdrpy import cuda
@@ -20,7 +19,6 @@ from gdrpy.arrays.array import Array
 from gdrpy.arrays.interop import packed_array
 from gdrpy.arrays.shown import Shown
 from gdrpy.common.resource import Resource
-from gdrpy.common.spelling import Tensors
 from gdrpy.errors import BackendUnavailable
 
 if TYPE_CHECKING:
@@ -169,7 +167,7 @@ def share(
         on_gpu = (one.device.index or 0 for one in packed.values() if one.is_cuda)
         device = next(map(cuda.uuid, on_gpu), 0)
     region = broker.put_tensors(name, packed, device, aliases=aliases, **options)
-    return _tensors(region.tensors(), "share")
+    return _tensors(region.tensors())
 
 
 def attach(
@@ -189,7 +187,7 @@ def attach(
 
     Raises NotFound, ValueError if the region holds no tensors, and the errors of ``Broker.get``.
     """
-    return _tensors(broker.tensors(name, gpu=gpu, wait=wait), "attach")
+    return _tensors(broker.tensors(name, gpu=gpu, wait=wait))
 
 
 @contextmanager
@@ -274,15 +272,7 @@ def _place(tensor: torch.Tensor) -> Any:
     return tensor.device, tensor.data_ptr(), tensor.dtype, laid_out
 
 
-def _tensors(arrays: abc.Mapping[str, Array], call: str) -> dict[str, torch.Tensor]:
+def _tensors(arrays: abc.Mapping[str, Array]) -> dict[str, torch.Tensor]:
     """One tensor for each Array, which may have several names."""
     made = {id(array): torch.from_dlpack(array) for array in arrays.values()}
-    return Tensors({name: made[id(array)] for name, array in arrays.items()}, call)
-
-
-# Else torch.func takes a dict of another class for one value.
-_pytree.register_pytree_node(
-    Tensors,
-    lambda found: ([*found.values()], [*found]),
-    lambda values, names: dict(zip(names, values, strict=True)),
-)
+    return {name: made[id(array)] for name, array in arrays.items()}

@@ -19,7 +19,6 @@ from gdrpy.broker.client.arrays import SAFETENSORS
 from gdrpy.broker.client.base import BrokerBase
 from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.protocol import CPU_DEVICE, UNDECODABLE
-from gdrpy.common.spelling import Tensors
 from gdrpy.errors import NotFound, OutOfMemory, PermissionDenied
 
 if TYPE_CHECKING:
@@ -157,8 +156,7 @@ async def tensors(
             ) from error
         finally:
             region.close()
-        found = {key: array for shard in shards for key, array in shard.tensors().items()}
-        return Tensors(found, "tensors")
+        return {key: array for shard in shards for key, array in shard.tensors().items()}
 
 
 async def shards_of(client: BrokerBase[R], name: str) -> list[RegionInfo]:

@@ -13,7 +13,6 @@ from gdrpy.broker.client.layouts import ARRAY, stored_array
 from gdrpy.broker.protocol import CPU_DEVICE, unpack_metadata
 from gdrpy.broker.replies import Grant
 from gdrpy.common.dtypes import DType
-from gdrpy.common.spelling import Tensors
 from gdrpy.errors import MissingView, ReadOnly, Sealed
 from gdrpy.memory.view import Mapping
 from gdrpy.region import Region
@@ -169,7 +168,7 @@ class LeasedRegion(Region):
     def _tensors(self, call: str) -> dict[str, Array]:
         self._check(call)
         try:
-            return Tensors(safetensors.tensors(self), call)
+            return safetensors.tensors(self)
         except ValueError as error:
             raise ValueError(f"{call}: region {self.name!r} {self._instead(error)}") from error
 

@@ -170,14 +170,17 @@ class Array(Closing, _mapping.Buffer):
         self.region.readinto(array.reshape(-1).view(np.uint8), self.offset)
         return array
 
-    def _buffer(self) -> memoryview:
+    def _buffer(self, formatted: bool, /) -> memoryview:
         """The CPU view, for ``memoryview(array)`` and ``numpy.asarray(array)``.
 
-        Raises BufferError for element types without a buffer format, and as :meth:`numpy`.
+        If the elements' type has no format, it is bytes for consumers that ask for none, and others
+        get a BufferError. Raises as :meth:`numpy`.
         """
-        if not self._kind.native:
+        if self._kind.native:
+            return self.numpy().data
+        if formatted:
             raise BufferError(self._unspoken("a buffer"))
-        return self.numpy().data
+        return Array(self.region, self.nbytes, "U8", self.offset, self._readonly).numpy().data
 
     @property
     def __array_interface__(self) -> dict[str, Any]:

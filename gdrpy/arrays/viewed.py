@@ -152,7 +152,7 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
         if self._cpu is not None:
             self._cpu.flush()
 
-    def _buffer(self) -> memoryview:
+    def _buffer(self, _formatted: bool, /) -> memoryview:
         """The CPU view's bytes, for ``memoryview(region)``. Raises MissingView, Closed."""
         return memoryview(self.cpu)
 

@@ -44,6 +44,18 @@ class TestRegionCopies:
             large.readinto(buffer, 0, via="dma")
             assert buffer == bytes([number]) * 65536
 
+    @pytest.mark.parametrize("kind", ["BF16", "F8_E4M3", "F32"])
+    @pytest.mark.parametrize("device", [0, "cpu"])
+    def test_take_bytes_of_arrays_whose_elements_no_buffer_can_name(self, large, kind, device):
+        with gdrpy.alloc(4096, device) as other:
+            other.write(bytes(range(64)))
+            part = other.array(8, kind, 16)
+            large.write(part, 100)
+            assert large.read(part.nbytes, 100) == bytes(range(16, 16 + part.nbytes))
+            large.write(b"!" * part.nbytes, 200)
+            assert large.readinto(part, 200) == part.nbytes
+            assert other.read(part.nbytes + 1, 16) == b"!" * part.nbytes + bytes([16 + part.nbytes])
+
     @pytest.mark.parametrize("nbytes", [8, 1 << 20])
     def test_outside_the_region_are_refused(self, large, nbytes):
         for offset in (large.nbytes - nbytes + 1, -1):

@@ -17,7 +17,8 @@ static int getbuffer(PyObject *self, Py_buffer *view, int flags)
 
 	PyErr_Fetch(&error, &value, &traceback);
 	view->obj = NULL;
-	memory = PyObject_CallMethod(self, "_buffer", NULL);
+	memory = PyObject_CallMethod(self, "_buffer", "O",
+				     flags & PyBUF_FORMAT ? Py_True : Py_False);
 	if (memory) {
 		failed = PyObject_GetBuffer(memory, view, flags);
 		Py_DECREF(memory);
@@ -33,7 +34,8 @@ static int getbuffer(PyObject *self, Py_buffer *view, int flags)
 }
 
 static PyType_Slot slots[] = {
-	{Py_tp_doc, "Supports the buffer protocol through its subclass's _buffer()."},
+	{Py_tp_doc, "Supports the buffer protocol through its subclass's _buffer(formatted), which "
+		     "returns a memoryview, of bytes perhaps if no format is asked for."},
 	{Py_bf_getbuffer, getbuffer},
 	{0, NULL},
 };

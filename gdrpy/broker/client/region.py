@@ -149,14 +149,14 @@ class LeasedRegion(Region):
         except (TypeError, ValueError):  # not a type of Array, or metadata of another meaning
             return super().array()
 
-    def _buffer(self) -> memoryview:
+    def _buffer(self, formatted: bool, /) -> memoryview:
         try:
             kind, shape = stored_array("BrokerRegion", self.metadata.get(ARRAY))
             raw = not kind.native if isinstance(kind, DType) else kind.kind in "mM"
             size = kind.nbytes if isinstance(kind, DType) else kind.itemsize
             return self.cpu.numpy(f"V{size}" if raw else kind, shape).data
         except ValueError:
-            return super()._buffer()
+            return super()._buffer(formatted)
 
     def tensors(self) -> dict[str, Array]:
         """The tensors of a region that ``put_tensors`` or ``load`` made, by name, without a copy.

@@ -71,10 +71,18 @@ class Copied(Viewed):
             self._check(call)
             self._arm_engine(self._memory.engine(call))
 
-    def _try_engine(self, call: str) -> None:
-        """Set up copies by the engine if it can be used for this memory."""
-        with contextlib.suppress(Error):
+    def _try_engine(self, call: str) -> bool:
+        """Set up copies by the engine if it can be used for this memory.
+
+        Returns False if it never can.
+        """
+        try:
             self._prepare_engine(call)
+        except BackendUnavailable:
+            return False
+        except Error:  # there may be room for it later
+            return True
+        return True
 
     def queue(self) -> CopyQueue:
         """A new queue of copies and waits, which the GPU's copy engine does without the CPU.

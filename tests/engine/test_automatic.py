@@ -436,6 +436,55 @@ class TestRefusedEngine:
             assert owned.cpu.read(MIB, 4 * MIB) == b"\x07" * MIB
 
 
+class TestEngineWithoutRoom:
+    """Descriptors or memory may be there again later."""
+
+    @pytest.mark.parametrize("fault", [f"open:/dev/nvidia0:{EMFILE}", "RM_MAP_MEMORY_DMA:1:0x51"])
+    def test_of_the_first_copies_is_tried_again_after_five_seconds(self, fault: str) -> None:
+        with without_cuda() as alone:
+            rm.set_fault(fault)
+            assert entries(lambda: alone.read(4 * MIB)) == 0
+            rm.set_fault("")
+            assert entries(lambda: alone.read(4 * MIB)) == 0
+            rm.pass_time(5)
+            assert entries(lambda: alone.read(4 * MIB)) > 0
+        assert rm.violations() == []
+
+    def test_of_a_later_copy_is_tried_again_after_five_seconds(self) -> None:
+        set_limits()
+        with gdrpy.alloc(MIB) as region:
+            region.fill(7, via="engine")  # takes no memory for staging
+            rm.set_fault("RM_ALLOC_MEMORY:1:0x51")
+            for copied, seconds in ((0, 0), (0, 5), (1, 0)):
+                buffer = bytearray(16 * KIB)
+                assert entries(lambda buffer=buffer: region.readinto(buffer)) == copied
+                assert buffer == b"\x07" * (16 * KIB)
+                rm.pass_time(seconds)
+        assert rm.violations() == []
+
+    def test_for_registered_pages_is_tried_again_after_five_seconds(self) -> None:
+        buffer = bytearray(64 * KIB)
+        with reached() as region, gdrpy.register(buffer):
+            before = rm.count("dma_mappings")
+            rm.set_fault("RM_ALLOC_MEMORY:1:0x51")
+            for pinned, seconds in ((0, 0), (0, 5), (1, 0)):
+                region.readinto(buffer, via="engine")
+                assert rm.count("dma_mappings") == before + pinned
+                rm.pass_time(seconds)
+            assert buffer == region.cpu.read(64 * KIB)
+        assert rm.violations() == []
+
+    def test_that_the_driver_refuses_for_another_reason_is_not_tried_again(self) -> None:
+        buffer = bytearray(64 * KIB)
+        with reached() as region, gdrpy.register(buffer):
+            before = rm.count("dma_mappings")
+            rm.set_fault("RM_ALLOC_MEMORY:1:0x1e")
+            for _ in range(2):
+                region.readinto(buffer, via="engine")
+                assert rm.count("dma_mappings") == before
+                rm.pass_time(1000)
+
+
 class TestPageLockedReads:
     def test_make_no_engine(self) -> None:
         set_limits()

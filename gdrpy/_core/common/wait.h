@@ -3,6 +3,7 @@
 #ifndef GDRPY_WAIT_H
 #define GDRPY_WAIT_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <time.h>
 
@@ -16,6 +17,16 @@ static inline int64_t core_now_ns(void) /* CLOCK_MONOTONIC */
 
 	clock_gettime(CLOCK_MONOTONIC, &now);
 	return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* After a failure that may pass, such as a lack of descriptors, the next try is so much later. */
+#define CORE_TRY_AGAIN_NS INT64_C(5000000000)
+#define CORE_NEVER INT64_MAX
+
+/* Whether a time from core_now_ns() has come; 0 always has. */
+static inline bool core_has_come(int64_t time)
+{
+	return !time || (time != CORE_NEVER && core_now_ns() >= time);
 }
 
 static inline void core_relax(void)

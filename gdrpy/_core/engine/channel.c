@@ -233,8 +233,7 @@ struct core_channel *core_link_channel(struct core_link *link, enum core_channel
 			channel = &link->channels[use];
 		else if (use == CORE_CHANNEL_BULK)
 			channel = link->ready[CORE_CHANNEL_SMALL];
-		/* Only what the driver refuses for another reason than memory stays refused. */
-		if (made || (error->status && error->failure != CORE_FAILED_MEMORY))
+		if (made || core_is_refusal(error))
 			__atomic_store_n(&link->ready[use], channel, __ATOMIC_RELEASE);
 	}
 	pthread_mutex_unlock(&link->lock);

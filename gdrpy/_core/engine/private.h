@@ -158,6 +158,12 @@ void core_link_close(struct core_link *link);
 /* Close a link that no copy uses; its own channels end now, even if others keep it. */
 void core_link_end(struct core_link *link);
 
+/* Whether the driver refuses a call, and would again: for another reason than a lack of memory. */
+static inline bool core_is_refusal(const struct core_error *error)
+{
+	return error->status && error->failure != CORE_FAILED_MEMORY;
+}
+
 /* --- channel.c --- */
 
 /*
@@ -287,7 +293,7 @@ struct core_registration *core_registration_hold(const char *host, size_t nbytes
 
 /*
  * The engine's address of a byte of a registration that is held; false if the driver does not pin
- * it, and core_registration_hold() does not return it any more.
+ * it, and core_registration_hold() does not return it then, for some seconds or ever.
  */
 bool core_registration_reach(struct core_registration *registration, struct core_engine *engine,
 			     const char *host, uint64_t *va);

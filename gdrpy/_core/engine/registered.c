@@ -3,11 +3,13 @@
  * Host memory that its owner registered: the engine copies to and from it without staging.
  *
  * Each engine pins the pages when it first copies them, for as long as they are registered. Pages
- * that the driver refuses are staged like any others.
+ * that the driver refuses are staged like any others: for good, or if memory is short for some
+ * seconds.
  */
 #include <errno.h>
 #include <stdlib.h>
 
+#include "common/wait.h"
 #include "engine/private.h"
 
 /* The pages in one engine. */
@@ -25,7 +27,8 @@ struct core_registration {
 	size_t host_nbytes;
 	char *pages; /* which hold them */
 	size_t nbytes;
-	bool readonly, refused; /* by the driver */
+	bool readonly;
+	int64_t again; /* when it may be tried to pin them, after a failure */
 	unsigned int forks;
 	pthread_mutex_t lock; /* guards `pins` */
 	struct pinned *pins;
@@ -111,16 +114,16 @@ void core_engine_unregister(struct core_registration *registration)
 	core_registration_let_go(registration);
 }
 
-/* Pin the pages in an engine's link; NULL if they cannot be. */
-static struct pinned *make_pin(struct core_registration *registration, struct core_engine *engine)
+/* Pin the pages in an engine's link. */
+static struct pinned *make_pin(struct core_registration *registration, struct core_engine *engine,
+			       struct core_error *error)
 {
 	struct pinned *pinned = calloc(1, sizeof(*pinned));
-	struct core_error ignored;
 
 	if (!pinned)
-		return NULL;
+		return core_fail_call_null(error, ENOMEM, 0, "malloc");
 	if (core_link_register(engine->link, registration->pages, registration->nbytes,
-			       registration->readonly, &pinned->span, &ignored)) {
+			       registration->readonly, &pinned->span, error)) {
 		free(pinned);
 		return NULL;
 	}
@@ -130,18 +133,23 @@ static struct pinned *make_pin(struct core_registration *registration, struct co
 	return registration->pins = pinned;
 }
 
+/* The pages in an engine's link, pinned if necessary; NULL if they cannot be. */
 static const struct pinned *pin(struct core_registration *registration, struct core_engine *engine)
 {
 	struct pinned *pinned;
+	struct core_error error;
 
 	pthread_mutex_lock(&registration->lock);
 	for (pinned = registration->pins; pinned; pinned = pinned->next)
 		if (pinned->engine == engine && pinned->link == engine->link)
 			break;
 	if (!pinned)
-		pinned = make_pin(registration, engine);
+		pinned = make_pin(registration, engine, &error);
 	if (!pinned)
-		__atomic_store_n(&registration->refused, true, __ATOMIC_RELAXED);
+		__atomic_store_n(&registration->again,
+				 core_is_refusal(&error) ? CORE_NEVER
+							 : core_now_ns() + CORE_TRY_AGAIN_NS,
+				 __ATOMIC_RELAXED);
 	pthread_mutex_unlock(&registration->lock);
 	return pinned;
 }
@@ -164,7 +172,8 @@ static struct core_registration *find(const char *host, size_t nbytes, bool to_g
 	for (one = registrations; one; one = one->next)
 		if (host >= one->host && nbytes <= one->host_nbytes &&
 		    (size_t)(host - one->host) <= one->host_nbytes - nbytes &&
-		    (to_gpu || !one->readonly) && !__atomic_load_n(&one->refused, __ATOMIC_RELAXED))
+		    (to_gpu || !one->readonly) &&
+		    core_has_come(__atomic_load_n(&one->again, __ATOMIC_RELAXED)))
 			break;
 	return one;
 }

@@ -63,7 +63,7 @@ static bool wants_engine(struct transfers *self, const struct core_copy *copy, b
 	const struct core_limits *limits = to_write ? &self->to : &self->from;
 	size_t nbytes = (size_t)copy->nbytes;
 
-	if (copy->way != CORE_AUTOMATIC || self->engine || self->no_engine)
+	if (copy->way != CORE_AUTOMATIC || self->engine || !core_has_come(self->engine_again))
 		return false;
 	if (copy->nbytes >= limits->registered && is_registered(copy, to_write))
 		return true;
@@ -77,15 +77,16 @@ static bool wants_engine(struct transfers *self, const struct core_copy *copy, b
 
 bool core_transfers_try_engine(struct transfers *self, const struct core_copy *copy, bool to_write)
 {
-	PyObject *done;
+	PyObject *available;
 
 	if (!wants_engine(self, copy, to_write))
 		return true;
-	done = PyObject_CallMethod((PyObject *)self, "_try_engine", "s", copy->method);
-	if (!done)
+	available = PyObject_CallMethod((PyObject *)self, "_try_engine", "s", copy->method);
+	if (!available)
 		return false;
-	Py_DECREF(done);
-	self->no_engine = !self->engine;
+	Py_DECREF(available);
+	if (!self->engine)
+		core_transfers_avoid_engine(self, available == Py_False);
 	return core_transfers_ready(self, copy->method, to_write, copy->way);
 }
 
@@ -95,7 +96,7 @@ static enum core_way choose(struct transfers *self, const struct core_copy *copy
 {
 	const struct core_limits *limits = to_write ? &self->to : &self->from;
 	const Py_ssize_t nbytes = copy->nbytes;
-	bool engine = self->engine && !self->no_engine;
+	bool engine = core_transfers_has_engine(self);
 
 	if (copy->way >= CORE_BY_MAPPING)
 		return copy->way;
@@ -178,7 +179,8 @@ static bool by_gpu(struct transfers *self, const struct core_copy *copy, enum co
 	if (way == CORE_BY_ENGINE) {
 		if (by_engine(self, copy, to_write, &error))
 			return true;
-		self->no_engine = *another;
+		if (*another)
+			core_transfers_avoid_engine(self, error.failure == CORE_FAILED_UNAVAILABLE);
 		return !*another && core_raise_failure(&error);
 	}
 	if (by_dma(self, copy, pinned, to_write, &error))

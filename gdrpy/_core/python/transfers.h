@@ -3,6 +3,7 @@
 #ifndef GDRPY_TRANSFERS_H
 #define GDRPY_TRANSFERS_H
 
+#include "common/wait.h"
 #include "dma/dma.h"
 #include "engine/engine.h"
 #include "mapping.h"
@@ -31,7 +32,7 @@ struct transfers {
 	struct core_dma *dma;		       /* NULL without GPU view */
 	PyObject *engine_capsule;	       /* keeps engine */
 	struct core_engine_memory *engine;     /* NULL until it is asked for */
-	bool no_engine;			       /* it cannot be used here */
+	int64_t engine_again;		       /* when it may be tried, after a failure */
 	size_t for_engine;		       /* bytes that it would have copied faster */
 	uint64_t ptr;
 	Py_ssize_t nbytes;
@@ -48,6 +49,17 @@ struct transfers {
 static inline bool core_transfers_has_view(const struct transfers *self)
 {
 	return self->mapping || self->dma;
+}
+
+/* The engine failed: other ways are taken, for good or for some seconds. */
+static inline void core_transfers_avoid_engine(struct transfers *self, bool for_good)
+{
+	self->engine_again = for_good ? CORE_NEVER : core_now_ns() + CORE_TRY_AGAIN_NS;
+}
+
+static inline bool core_transfers_has_engine(const struct transfers *self)
+{
+	return self->engine && core_has_come(self->engine_again);
 }
 
 /* The name of a method in messages. */

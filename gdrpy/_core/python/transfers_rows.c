@@ -111,9 +111,10 @@ static bool try_engine(struct transfers *self, const struct core_strided *call, 
 		return true;
 	if (!core_transfers_try_engine(self, &copy, to_write))
 		return false;
-	if (self->engine && !self->no_engine && copy.nbytes >= limits->engine) {
+	if (core_transfers_has_engine(self) && copy.nbytes >= limits->engine) {
 		*done = by_engine(self, call, to_write, &error);
-		self->no_engine = !*done;
+		if (!*done)
+			core_transfers_avoid_engine(self, error.failure == CORE_FAILED_UNAVAILABLE);
 	}
 	/* Another thread may have closed the region meanwhile. */
 	return *done || core_transfers_ready(self, call->method, to_write, CORE_AUTOMATIC);

@@ -319,6 +319,30 @@ class TestState:
         assert turns >= 300
         assert described(State(store).table) == described(kept.table)
 
+    @pytest.mark.parametrize(("large", "ratio"), [(1 << 20, 4), (2000, 2)], ids=["small", "large"])
+    def test_journal_grows_to_a_multiple_of_its_size_when_new(
+        self, large: int, ratio: int, store: Held, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(state, "_COMPACT_RATIO", 4)
+        monkeypatch.setattr(state, "_LARGE", large)
+        kept = State(store)
+        due: list[bool] = []
+        kept.too_long = lambda: due.append(True)
+        session = session_of(kept)
+        for step in range(50):
+            add(kept, f"name-{step}", session)
+        region = kept.table.names["name-0"].number
+        for _ in range(2):  # after the second one it is known how large a new one is
+            while not due:
+                kept.table.commit(records.Changed(region, 0o600, b"metadata"))
+            last = kept._journal.size
+            while not kept.compact():
+                pass
+            due.clear()
+            new = kept._journal.size
+        assert new > 2000
+        assert ratio * new < last + 100 < ratio * new + 200
+
     def test_store_that_is_lost_at_any_call_is_replaced_by_one_that_holds_everything(
         self,
     ) -> None:

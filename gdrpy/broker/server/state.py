@@ -21,9 +21,11 @@ from gdrpy.errors import OutOfMemory
 log = logging.getLogger(__name__)
 log.addFilter(Throttle())
 
-#: A journal is compacted above this many bytes, and above this multiple of its size when new.
+#: A journal is compacted above this many bytes, and above this multiple of its size when new: less
+#: if it is large, since it stays in memory.
 _COMPACT_BYTES = 1 << 20
 _COMPACT_RATIO = 4
+_LARGE, _LARGE_RATIO = 4 << 20, 2
 #: Seconds for which a new keeper may leave descriptors in flight.
 _PATIENCE = 2.0
 #: Records that a turn of compaction copies.
@@ -145,7 +147,8 @@ class State:
         new.complete()
         self._hold(f"j{new.generation}", new.fd)
         old, self._journal, self._next, self._due = self._journal, new, None, False
-        self._compact_at = max(_COMPACT_BYTES, _COMPACT_RATIO * new.size)
+        ratio = _COMPACT_RATIO if new.size < _LARGE else _LARGE_RATIO
+        self._compact_at = max(_COMPACT_BYTES, ratio * new.size)
         self._drop(f"j{old.generation}")
         self._closing.put(old)
         return True

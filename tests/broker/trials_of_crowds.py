@@ -9,14 +9,17 @@ import random
 import select
 import shutil
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgpack
 
-from brokers import resident
+from brokers import BROKER_UID, Template, resident, running
 from crowd import KINDS, crowd
+from crowd import trial as beside
 from packets import Generator
 from rawclient import RawClient, allocation
 from trialbed import (
@@ -33,6 +36,11 @@ from trialbed import (
 
 #: KiB of a user's unread replies and requests, and of what is rounded beside them.
 _UNREAD = (64 + 16) << 10
+#: KiB of all that one user may make the broker keep, by the broker's page.
+_OF_USER = 192 << 10
+#: Turns that a request waits for at most, after the pass under way: of the crowd's user, of its
+#: own user, of new connections and of the journal; and for how many ms in all.
+_TURNS, _WAIT_MS = 4, 20
 #: Regions that each of ten clients holds at most, all of one user's who may have 512.
 _HELD = 40
 #: Leases of a user's sessions, by the protocol's page.
@@ -267,6 +275,73 @@ def a_user_has_no_more_than_the_limits(bed: Bed) -> None:
     for name in root.names("limits/"):
         root.ok("delete", name=name)
     bed.count("leases up to the limit", _LEASES)
+
+
+@trial(others=True)
+def one_user_takes_no_more_memory_than_the_page_says(bed: Bed) -> None:
+    """Regions, metadata, leases, connections, unread replies, and a journal of many changes."""
+    words = ["--mode", "0666", "--linger", "300"]
+    regions, sessions = (4096, 32) if bed.scale >= 5 else (512, 4)
+    broker = Watched(bed, bed.folder / f"memory-{time.monotonic_ns()}", bed.program, words)
+    with contextlib.ExitStack() as stack:
+        stack.callback(broker.drop)
+        before = peak = broker.resident()[0]
+        greedy = bed.client(STRANGER, broker.path)
+        usual = {"metadata": bed.random.randbytes(4096), "mode": 0o600}
+        numbers = []
+        for number in range(regions):
+            grant = greedy.allocate(f"{number:04}", **usual)
+            grant.close()
+            numbers.append(grant["region"])
+        leases = [[number, False, False] for number in numbers]
+        for _ in range(sessions - 1):
+            client = bed.client(STRANGER, broker.path)
+            assert (
+                client.ok("resume", session=client.session + (1 << 40), leases=leases)["lost"] == []
+            )
+        for _ in range(256 - sessions):
+            deaf = bed.client(STRANGER, broker.path)
+            deaf.sock.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                for _ in range(256):
+                    deaf.send("list", prefix="", after="")
+        for _ in range(4):
+            metadata = bed.random.randbytes(4096)
+            for start in range(0, regions, 256):
+                for number in numbers[start : start + 256]:
+                    greedy.ok("change", region=number, metadata=metadata)
+                peak = max(peak, broker.resident()[0])
+        if peak - before > _OF_USER:
+            raise Grown(f"one user made the broker take {peak - before} KiB more")
+        for number in range(regions):
+            greedy.ok("delete", name=f"{number:04}")
+        bed.stack.close()
+        broker.settle()
+        broker.finish()
+        stack.pop_all()
+    shutil.rmtree(broker.process.folder)
+    bed.count("changes of a user who has all that one may have", 4 * regions)
+
+
+@trial(others=True)
+def nobody_waits_for_a_long_turn_of_a_crowd(bed: Bed) -> None:
+    """In the serving thread's own time, which other processes do not make longer."""
+    template = Template()
+    bed.stack.callback(template.close)
+    for kind in bed.random.sample(sorted(KINDS), bed.scale):
+        with tempfile.NamedTemporaryFile(dir=bed.folder) as turns:
+            Path(turns.name).chmod(0o666)
+            setup = {"uid": BROKER_UID, "options": {"mode": 0o666}, "turns": turns.name}
+            with running(template, bed.folder, **setup) as broker:
+                with broker.client() as root:
+                    root.allocate("hostile/metadata", mode=0o666, metadata=bytes(4096)).close()
+                    for number in range(1000):
+                        root.allocate(f"hostile/{number}", mode=0o666).close()
+                found = beside(broker, kind, min(512, 64 * bed.scale), 100, 0)
+        wait = found["pass_ms"] + _TURNS * found["turn_ms"]
+        if found["gets"] != 100 or wait > _WAIT_MS:
+            raise Grown(f"beside {kind} another user may wait for {wait} ms: {found}")
+        bed.count("crowds whose turns were measured")
 
 
 @trial(others=True)

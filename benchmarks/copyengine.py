@@ -60,6 +60,8 @@ LEAST_RATE = f"least GB/s from {size_words(LARGE)} on"
 LEAST_RATIO = f"{CUDA_OVER}, at worst from {size_words(LARGE)} on"
 WORST_ITSELF = f"{OVER_ITSELF}, at worst"
 
+CPU_TIME = figure_id(MODULE, READ, "CPU time of a read of 1 GiB into registered memory")
+
 FRESH = "fresh CPU-only process, descriptor to 1 MiB read"
 FROM_MAIN = "fresh CPU-only process, Python's main to 1 MiB read, with imports"
 FURTHER = "further region of such a process, until 1 MiB is read"
@@ -93,6 +95,7 @@ def run(session: Session) -> None:
         session.absent[f"{MODULE}: {ENGINE}"] = status.reason
         return
     _copies(session)
+    _waiting(session)
     _fresh(session)
     _neighbours(session)
     _many(session)
@@ -216,6 +219,26 @@ def time_name(nbytes: int) -> str:
 def ratio_name(nbytes: int) -> str:
     """The name of the figure that is how many times faster than CUDA a copy is."""
     return f"{CUDA_OVER}, {size_words(nbytes)}"
+
+
+def _waiting(session: Session) -> None:
+    """Take the CPU time of large reads, which only wait. Raises ValueError for wrong bytes."""
+    nbytes = MIB if session.quick else _SIMULATED_MOST if cuda.simulated() else GIB
+    session.step(f"{MODULE}: CPU time")
+    with gdrpy.alloc(nbytes) as region:
+        data, into = payload(nbytes), np.zeros(nbytes, np.uint8)
+        GpuBytes(region.ptr).put(data)
+        with gdrpy.register(into):
+            region.readinto(into, 0, VIA)  # pins
+            cpu, wall, reads = time.process_time(), time.perf_counter(), 0
+            while reads < 3 or time.perf_counter() - wall < session.seconds:
+                region.readinto(into, 0, VIA)
+                reads += 1
+            cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    if not same(into, data):
+        raise ValueError(f"{MODULE}: {CPU_TIME}: wrong bytes after {reads} reads")
+    words = f"of the time that {reads} reads of {size_words(nbytes)} take"
+    session.derive_figure(Figure(CPU_TIME, 100 * cpu / wall, "%", words))
 
 
 def _fresh(session: Session) -> None:

@@ -93,6 +93,24 @@ class TestCopies:
 
 
 @preloaded
+class TestWaiting:
+    def test_takes_the_cpu_time_of_reads(self):
+        found = session()
+        with cuda.context(0):
+            copyengine._waiting(found)
+        (one,) = found.figures
+        assert (one.id, one.unit) == (copyengine.CPU_TIME, "%")
+        assert one.value > 0
+        assert one.where is not None
+        assert one.where.endswith(" reads of 1 MiB take")
+
+    def test_with_wrong_bytes_is_an_error(self):
+        gdrpy.Region.readinto = lambda *_: None
+        with cuda.context(0), pytest.raises(ValueError, match="1 GiB .*: wrong bytes after"):
+            copyengine._waiting(session())
+
+
+@preloaded
 class TestNeighbours:
     def test_reads_of_wrong_bytes_are_an_error(self):
         gdrpy.Region.readinto = lambda *_: None

@@ -7,6 +7,7 @@ import os
 import random
 import tempfile
 import threading
+import time
 
 import pytest
 
@@ -162,6 +163,17 @@ class TestRegisteredBuffer:
             thread.join()
             assert buffer == content
         assert rm.violations() == []
+
+    def test_takes_little_cpu_for_a_copy_that_takes_long(self) -> None:
+        buffer = bytearray(5000)
+        with gdrpy.alloc(MIB) as region, gdrpy.register(buffer):
+            region.readinto(buffer, via="engine")
+            rm.set_fault("STALL:1:2")
+            cpu, wall = time.thread_time(), time.monotonic()
+            region.readinto(buffer, via="engine")
+            cpu, wall = time.thread_time() - cpu, time.monotonic() - wall
+            assert wall > 1
+            assert cpu < wall / 35
 
     def test_that_is_closed_amid_a_copy_stays_pinned_to_its_end(self) -> None:
         content = random.Random(5).randbytes(5000)

@@ -5,7 +5,7 @@
 #include "common/wait.h"
 #include "engine/private.h"
 
-/* Polls of the semaphore between looks at the clock and the notifier. */
+/* Polls of the semaphore between looks at the clock and the notifier, before the first nap. */
 #define POLLS 1000
 /* A submission has at most a few GiB, and shares its engine with a few others. */
 #define PATIENCE_NS INT64_C(60000000000)
@@ -53,11 +53,11 @@ static bool is_over(struct core_channel *channel, int64_t waited, struct core_er
 
 int core_channel_wait(struct core_channel *channel, uint32_t value, struct core_error *error)
 {
-	int64_t began = 0, waited;
+	int64_t began = 0, waited = 0;
 
 	for (unsigned int polls = 1; !is_done(channel, value); polls++) {
 		core_relax();
-		if (polls % POLLS)
+		if (polls % POLLS && waited <= CORE_SPIN_NS)
 			continue;
 		if (!began)
 			began = core_now_ns();

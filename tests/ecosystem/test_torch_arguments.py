@@ -210,7 +210,7 @@ class TestDtype:
     @pytest.mark.parametrize("dtype", [torch.quint8, "torch.magic", "bf17"], ids=str)
     def test_that_nobody_knows_is_refused(self, region, dtype):
         for use, call in (
-            (region.numpy, r"Mapping\.numpy"),
+            (region.numpy, r"Region\.numpy"),
             (lambda one: region.array(1, one), ""),
         ):
             with pytest.raises(TypeError, match=f"{call}: dtype must be one of .*, not "):

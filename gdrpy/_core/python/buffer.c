@@ -35,7 +35,7 @@ static int getbuffer(PyObject *self, Py_buffer *view, int flags)
 
 static PyType_Slot slots[] = {
 	{Py_tp_doc, "Supports the buffer protocol through its subclass's _buffer(formatted), which "
-		     "returns a memoryview, of bytes perhaps if no format is asked for."},
+		    "returns a memoryview, of bytes perhaps if no format is asked for."},
 	{Py_bf_getbuffer, getbuffer},
 	{0, NULL},
 };

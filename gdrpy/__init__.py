@@ -20,6 +20,7 @@ except ModuleNotFoundError as error:
     ) from None
 
 from gdrpy.errors import (
+    AddressInUse,
     BackendUnavailable,
     BrokerUnavailable,
     Closed,
@@ -113,6 +114,7 @@ else:
 
 
 __all__ = [
+    "AddressInUse",
     "Arena",
     "Array",
     "BackendUnavailable",

@@ -7,7 +7,7 @@ Every class is an :class:`Error` and also the builtin exception that fits, so th
 
 from __future__ import annotations
 
-from errno import ECONNREFUSED, ENODEV, ENXIO, EPERM, EPROTO
+from errno import EADDRINUSE, ECONNREFUSED, ENODEV, ENXIO, EPERM, EPROTO
 from typing import ClassVar
 
 
@@ -28,6 +28,12 @@ class _OneErrno(Error, OSError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.strerror,)
+
+
+class AddressInUse(_OneErrno):
+    """CUDA does not give the GPU address that was asked for; the message tells what is there."""
+
+    _errno = EADDRINUSE
 
 
 class BackendUnavailable(_OneErrno):

@@ -33,6 +33,7 @@ def alloc(
     cpu: bool = True,
     backend: str | None = None,
     fabric: bool = False,
+    address: int | None = None,
 ) -> Region:
     """Allocate a region of ``nbytes`` bytes on a device, or on the host: ``device="cpu"``.
 
@@ -47,11 +48,13 @@ def alloc(
         cpu: Whether to make the CPU view. With neither view the copy engine makes all copies.
         backend: The backend of the CPU view; None takes the best one.
         fabric: Whether to make a handle for other nodes, :meth:`Region.export_fabric`.
+        address: The GPU address of the first byte, a multiple of the granularity; None is any.
 
     Host memory has only the CPU view and ignores ``gpu`` and ``backend``, so that one program can
     use either kind; it is rounded up to whole pages.
 
-    Raises ValueError, NotFound (no such device), OutOfMemory, BackendUnavailable, CudaError.
+    Raises ValueError, NotFound (no such device), OutOfMemory, BackendUnavailable, CudaError,
+    AddressInUse (the bytes at ``address`` are not free; the message tells what is there).
     """
     size = as_size("alloc", nbytes)
     memory: Memory
@@ -59,12 +62,21 @@ def alloc(
     if named == "cpu":
         if fabric:
             raise ValueError("alloc: host memory has no fabric handle: alloc on a device")
+        if address is not None:
+            raise ValueError("alloc: host memory has no GPU view to place: leave address out")
         if not cpu:
             raise ValueError("alloc: host memory has only the CPU view, and cpu is False")
         memory = MemoryFile.create(size)
     else:
         ordinal = cuda.ordinal("alloc", named)
-        memory = vmm.create(size, ordinal, gpu=gpu, fabric=bool(fabric), backend=forced(backend))
+        memory = vmm.create(
+            size,
+            ordinal,
+            gpu=gpu,
+            fabric=bool(fabric),
+            backend=forced(backend),
+            address=vmm.as_address("alloc", address, gpu),
+        )
     return Region._of(memory, size, cpu=cpu)
 
 
@@ -111,6 +123,7 @@ class Region(Shown):
         readonly: bool = False,
         backend: str | None = None,
         device: Any = None,
+        address: int | None = None,
     ) -> Self:
         """Open a region by a descriptor from :meth:`export` in this or another process.
 
@@ -125,13 +138,14 @@ class Region(Shown):
             device: The GPU of the GPU view, named as for :func:`gdrpy.alloc`. It must reach the
                 memory, as over NVLink; both GPUs may use the address. None is the GPU that the
                 memory lies on.
+            address: The GPU address of the first byte, as for :func:`gdrpy.alloc`.
 
         ``readonly`` prevents mistakes, but the process can open the descriptor again to write. CUDA
         copies to such a GPU view fail; a kernel that stores to it ends its context.
 
         Raises InvalidHandle, SizeMismatch, ValueError, OutOfMemory, PermissionDenied, CudaError,
         NotFound (this process does not see the memory's GPU), BackendUnavailable (``device`` cannot
-        reach the memory).
+        reach the memory), AddressInUse, MissingView (host memory has no GPU view for ``address``).
         """
         call = "Region.from_fd"
         fd = as_int(call, "fd", fd)
@@ -144,6 +158,7 @@ class Region(Shown):
             readonly=bool(readonly),
             backend=backend,
             viewer=cuda.viewer(call, device, gpu),
+            address=vmm.as_address(call, address, gpu),
         )
         return cls._of(memory, wanted or memory.size, cpu=cpu, readonly=readonly)
 
@@ -188,6 +203,7 @@ class Region(Shown):
         readonly: bool,
         source: object = None,
         viewer: int | None = None,
+        address: int | None = None,
     ) -> Self:
         """Like :meth:`from_fd`, for memory that a broker describes: see own_export().
 
@@ -195,7 +211,14 @@ class Region(Shown):
         """
         call = f"opening a {cls.__name__}"
         memory = own_export(
-            call, descriptor, nbytes, device, gpu=gpu, readonly=readonly, viewer=viewer
+            call,
+            descriptor,
+            nbytes,
+            device,
+            gpu=gpu,
+            readonly=readonly,
+            viewer=viewer,
+            address=address,
         )
         memory.source = source
         return cls._of(memory, nbytes, cpu=cpu, readonly=readonly)
@@ -288,6 +311,21 @@ def region_of(address: int, nbytes: int) -> tuple[Region, int] | None:
         if 0 <= offset <= region.nbytes - nbytes:
             return region, offset
     return None
+
+
+def _tenant(address: int, nbytes: int) -> str | None:
+    """The open region that overlaps a range of GPU addresses, in words."""
+    for one in list(_known.values()):
+        region = one()
+        if region is None or region.closed or region._forked() or region._ptr is None:
+            continue
+        end = region._ptr + region._memory.size
+        if region._ptr < address + nbytes and address < end:
+            return f"{region!r} has {region._ptr:#x} to {end:#x}"
+    return None
+
+
+vmm.tenants.append(_tenant)
 
 
 def _receive(arrived: Any, nbytes: int, gpu: bool, cpu: bool, readonly: bool) -> Region:

@@ -7,7 +7,7 @@ from errno import EACCES
 from typing import Any
 
 from gdrpy._core._mapping import Descriptor, Undo, fixed_size
-from gdrpy.errors import InvalidHandle, PermissionDenied, SizeMismatch
+from gdrpy.errors import InvalidHandle, MissingView, PermissionDenied, SizeMismatch
 from gdrpy.memory import vmm
 from gdrpy.memory.backends import forced
 from gdrpy.memory.descriptors import (
@@ -35,24 +35,24 @@ def open_export(
     readonly: bool = False,
     backend: str | None = None,
     viewer: int | None = None,
+    address: int | None = None,
 ) -> Memory:
     """Open the memory behind a descriptor, which the caller keeps; it has at least ``nbytes``.
 
     ``gpu`` gives it a GPU view, ``readonly`` or not, on GPU ``viewer``; None is the GPU that the
     memory lies on. Without a GPU view CUDA is not needed. Host memory has no GPU view and ignores
-    ``backend``.
+    ``backend``. ``address`` is that of the GPU view, None is any.
 
     Raises InvalidHandle, SizeMismatch, PermissionDenied, OutOfMemory, CudaError, NotFound,
-    BackendUnavailable, ValueError.
+    BackendUnavailable, ValueError, AddressInUse, MissingView (host memory at a GPU address).
     """
     name = forced(backend)
-    target = target_of(fd) if 0 <= fd < 1 << 31 else ""
-    if not target:
-        raise InvalidHandle(
-            f"{call}: file descriptor {fd} is not open: pass one that Region.export() gave"
-        )
-    device = None if name == "nvrm" else simulated_device(target)
+    target, device = _examine(call, fd, name)
     if is_host(target) or (device is not None and not gpu):
+        if address is not None:
+            raise MissingView(
+                f"{call}: host memory has no GPU view to place at {address:#x}: leave address out"
+            )
         file = MemoryFile.of_fd(fd, device)
         if nbytes is not None and nbytes > file.size:
             file.close()
@@ -62,14 +62,10 @@ def open_export(
         core = _take(undo, call, fd, target, device, name)
         if nbytes is not None and nbytes > core.nbytes:
             raise _too_large(call, nbytes, core.nbytes)
-        if gpu and device is not None and not is_writable(fd):
-            raise PermissionDenied(
-                EACCES,
-                f"{call}: file descriptor {fd} is open for reading only, and CUDA does not import "
-                f"it: open it with gpu=False, readonly=True",
-            )
+        if gpu:
+            _check_importable(call, fd, device)
         memory = (
-            vmm.import_fd(call, fd, core.nbytes, viewer, readonly)
+            vmm.import_fd(call, fd, core.nbytes, viewer, readonly, address)
             if gpu
             else keep_fd(fd, core.nbytes)
         )
@@ -86,6 +82,7 @@ def own_export(
     gpu: bool,
     readonly: bool = False,
     viewer: int | None = None,
+    address: int | None = None,
 ) -> Memory:
     """Like :func:`open_export`, but the memory takes the descriptor over.
 
@@ -93,14 +90,35 @@ def own_export(
     name is not checked. The descriptor is closed if this raises.
     """
     fd = descriptor.fileno()
-    if device is None or not gpu:
+    if address is None and (device is None or not gpu):
         size = fixed_size(fd)
         if nbytes <= size and (device is None or not _is_for_nvrm(fd)):
             return MemoryFile(descriptor, size, device)
     try:
-        return open_export(call, fd, nbytes, gpu=gpu, readonly=readonly, viewer=viewer)
+        return open_export(
+            call, fd, nbytes, gpu=gpu, readonly=readonly, viewer=viewer, address=address
+        )
     finally:
         descriptor.close()
+
+
+def _examine(call: str, fd: int, backend: str | None) -> tuple[str, int | None]:
+    """What a descriptor refers to, and the simulated GPU that it belongs to, if any."""
+    target = target_of(fd) if 0 <= fd < 1 << 31 else ""
+    if not target:
+        raise InvalidHandle(
+            f"{call}: file descriptor {fd} is not open: pass one that Region.export() gave"
+        )
+    return target, None if backend == "nvrm" else simulated_device(target)
+
+
+def _check_importable(call: str, fd: int, device: int | None) -> None:
+    if device is not None and not is_writable(fd):
+        raise PermissionDenied(
+            EACCES,
+            f"{call}: file descriptor {fd} is open for reading only, and CUDA does not import "
+            f"it: open it with gpu=False, readonly=True",
+        )
 
 
 def _is_for_nvrm(fd: int) -> bool:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from typing import Any
 
 from gdrpy import cuda
-from gdrpy._core._mapping import Undo
-from gdrpy.common.arguments import as_size
+from gdrpy._core._mapping import Descriptor, Undo
+from gdrpy.common.arguments import as_int, as_size
 from gdrpy.common.sizes import told_size
 from gdrpy.errors import (
+    AddressInUse,
     BackendUnavailable,
     CudaError,
     InvalidHandle,
@@ -22,6 +24,9 @@ from gdrpy.memory import fabric as fabrics
 from gdrpy.memory import reclaim
 from gdrpy.memory.descriptors import describe, private, private_duplicate
 from gdrpy.memory.gpu import GpuMemory
+
+#: Each says in words what this process has in a range of GPU addresses, or None: asked for errors.
+tenants: list[Callable[[int, int], str | None]] = []
 
 
 @functools.cache
@@ -69,18 +74,24 @@ def create(
     gpu: bool = True,
     fabric: bool = False,
     backend: str | None = None,
+    address: int | None = None,
 ) -> GpuMemory:
     """Allocate at least ``nbytes`` bytes; with ``gpu``, map them for the GPU, read and write.
 
     Without ``gpu`` no CUDA context is made; with ``fabric`` the memory has a fabric handle.
-    ``backend`` maps it for the CPU, None chooses one. Raises OutOfMemory, NotFound, CudaError, and
-    BackendUnavailable if fabric handles are not available.
+    ``backend`` maps it for the CPU, None chooses one. ``address`` is the GPU address, None is any.
+    Raises OutOfMemory, NotFound, CudaError, AddressInUse, and BackendUnavailable if fabric handles
+    are not available.
     """
     size = rounded(nbytes, device)
     with Undo() as undo:
-        handle = _create(undo, size, device, fabric)
-        fd = undo.keep(private(export, handle))
-        ptr = _map(undo, handle, size, (device,)) if gpu else None
+        addresses, held = undo.keep(Undo()), undo.keep(Undo())
+        handle = _create(held, size, device, fabric)
+        fd = held.keep(private(export, handle))
+        ptr = None
+        if gpu:
+            ptr = _reserve(addresses, "alloc", size, device, address)
+            _map(held, ptr, handle, size, (device,))
         name = fabrics.export(handle) if fabric else None
         return GpuMemory(
             size,
@@ -106,10 +117,13 @@ def import_fabric(
     size = rounded(nbytes, device)
     reclaim.reclaim(device)
     with Undo() as undo:
-        handle = fabrics.import_handle(undo, call, name, device)
+        addresses, held = undo.keep(Undo()), undo.keep(Undo())
+        handle = fabrics.import_handle(held, call, name, device)
         home = _home(handle)
+        reaching = _reaching(call, device, home)
+        ptr = _reserve(addresses, call, size, device)
         try:
-            ptr = _map(undo, handle, size, _reaching(call, device, home), readonly)
+            _map(held, ptr, handle, size, reaching, readonly)
         except CudaError as error:
             if error.call != "cuMemMap":
                 raise
@@ -154,26 +168,41 @@ def _create(undo: Undo, size: int, device: int, fabric: bool = False) -> Any:
 
 
 def import_fd(
-    call: str, fd: int, size: int, viewer: int | None = None, readonly: bool = False
+    call: str,
+    fd: int,
+    size: int,
+    viewer: int | None = None,
+    readonly: bool = False,
+    address: int | None = None,
 ) -> GpuMemory:
     """Import an exported allocation of ``size`` bytes and map it for GPU ``viewer``.
 
     None is the GPU that it lies on. With ``readonly`` the GPU's page tables refuse writes. The
-    caller keeps ``fd``. Raises InvalidHandle, NotFound, BackendUnavailable, CudaError.
+    caller keeps ``fd``. ``address`` is the GPU address, None is any. Raises InvalidHandle,
+    NotFound, BackendUnavailable, AddressInUse, CudaError.
     """
     with Undo() as undo:
-        own = undo.keep(private_duplicate(fd))
-        handle = _import_handle(undo, own.fileno())
-        home = _home(handle)
-        if home is None:
-            raise NotFound(
-                f"{call}: the memory lies on a GPU that this process does not see: add it to "
-                f"CUDA_VISIBLE_DEVICES and to the container's GPUs, or open with gpu=False"
-            )
+        addresses, held = undo.keep(Undo()), undo.keep(Undo())
+        own, handle, home = _import(held, call, fd)
         device = home if viewer is None else viewer
-        reclaim.reclaim(home)
-        ptr = _map(undo, handle, size, _reaching(call, device, home), readonly)
+        devices = _reaching(call, device, home)
+        ptr = _reserve(addresses, call, size, device, address)
+        _map(held, ptr, handle, size, devices, readonly)
         return GpuMemory(size, undo.pop_all(), fd=own, ptr=ptr, device=device, home=home)
+
+
+def _import(undo: Undo, call: str, fd: int) -> tuple[Descriptor, Any, int]:
+    """An exported allocation's own descriptor, handle and device, released by ``undo``."""
+    own = undo.keep(private_duplicate(fd))
+    handle = _import_handle(undo, own.fileno())
+    home = _home(handle)
+    if home is None:
+        raise NotFound(
+            f"{call}: the memory lies on a GPU that this process does not see: add it to "
+            f"CUDA_VISIBLE_DEVICES and to the container's GPUs, or open with gpu=False"
+        )
+    reclaim.reclaim(home)
+    return own, handle, home
 
 
 def export(handle: Any) -> int:
@@ -219,20 +248,100 @@ def _reaching(call: str, device: int, home: int | None) -> tuple[int, ...]:
     return device, home
 
 
-def _map(
-    undo: Undo, handle: Any, size: int, devices: tuple[int, ...], readonly: bool = False
-) -> int:
-    """Map an allocation at a new GPU address, for devices to read, and write unless ``readonly``.
+def as_address(call: str, address: Any, gpu: bool) -> int | None:
+    """A GPU address that CUDA may be asked for; None is any. Raises TypeError, ValueError."""
+    if address is None:
+        return None
+    value = as_int(call, "address", address)
+    if not gpu:
+        raise ValueError(
+            f"{call}: address={value:#x} places the GPU view, which gpu=False leaves out"
+        )
+    unit = granularity()
+    if not 0 < value < 1 << 64 or value % unit:
+        raise ValueError(
+            f"{call}: address {value:#x} is not a GPU address that memory can be mapped at: it "
+            f"must be a multiple of {unit:#x}, below 2**64 and not 0"
+        )
+    return value
 
-    The first device gets a primary context; the others need none.
+
+def _reserve(undo: Undo, call: str, size: int, device: int, wish: int | None = None) -> int:
+    """Reserve GPU addresses, freed by ``undo``; from ``wish`` on, or it raises AddressInUse.
+
+    The device gets a primary context.
     """
-    cuda.primary_context(devices[0])
-    address = cuda.made(
-        undo, "cuMemAddressReserve", size, 0, 0, 0, by="cuMemAddressFree", also=(size,)
+    cuda.primary_context(device)
+    if wish is None:
+        return _reserved(undo, size, 0)
+    while True:
+        answer = "CUDA takes no memory there"
+        with Undo() as trial:
+            try:
+                found = _reserved(trial, size, wish)
+                if found == wish:
+                    undo.keep(trial.pop_all())
+                    return found
+                answer = f"CUDA offers {found:#x} instead"
+            except (CudaError, OutOfMemory) as error:
+                answer += f" ({error})"
+        # Dropped memory of any GPU may have the address.
+        if not sum(reclaim.reclaim(device, wait=True) for device in range(cuda.device_count())):
+            raise AddressInUse(
+                f"{call}: the {told_size(size)} at GPU address {wish:#x} are not free: "
+                f"{_tenant(wish, size)}; {answer}: choose another address, or free this one first"
+            )
+
+
+def _reserved(undo: Undo, size: int, wish: int) -> int:
+    """CUDA takes the wish as a hint."""
+    return int(
+        cuda.made(
+            undo, "cuMemAddressReserve", size, 0, wish, 0, by="cuMemAddressFree", also=(size,)
+        )
     )
+
+
+def _tenant(address: int, size: int) -> str:
+    """What is in a range of GPU addresses, in words."""
+    for ask in tenants:
+        found = ask(address, size)
+        if found is not None:
+            return found
+    kinds = cuda.driver().CUpointer_attribute
+    attributes = [
+        kinds.CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+        kinds.CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+    ]
+    for place in (address, address + size - 1):
+        try:
+            start, length = map(
+                int, cuda.call("cuPointerGetAttributes", len(attributes), attributes, place)
+            )
+        except CudaError:
+            continue
+        if length:
+            return f"memory of no open region has {start:#x} to {start + length:#x}"
+    return (
+        "CUDA knows no memory there, so another library or the CPU may have reserved them, or they "
+        "lie outside of what CUDA gives out"
+    )
+
+
+def _map(
+    undo: Undo,
+    address: int,
+    handle: Any,
+    size: int,
+    devices: tuple[int, ...],
+    readonly: bool = False,
+) -> None:
+    """Map an allocation at reserved addresses, to read, and to write unless ``readonly``.
+
+    The first device has a primary context; the others need none.
+    """
     cuda.done(undo, "cuMemMap", address, size, 0, handle, 0, by="cuMemUnmap", also=(address, size))
     cuda.call("cuMemSetAccess", address, size, _accesses(devices, readonly), len(devices))
-    return int(address)
 
 
 @functools.cache

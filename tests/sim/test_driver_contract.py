@@ -232,6 +232,17 @@ class TestReservations:
         cuda.later("cuMemAddressFree", pointer, GRANULE)
         assert int(pointer) % (1 << 30) == 0
 
+    def test_an_address_is_given_if_nobody_has_it(self, cuda: Cuda) -> None:
+        pointer = int(cuda("cuMemAddressReserve", 4 * GRANULE, 0, 0, 0))
+        cuda("cuMemAddressFree", pointer, 4 * GRANULE)
+        wish = pointer + GRANULE
+        assert int(cuda("cuMemAddressReserve", GRANULE, 0, wish, 0)) == wish
+        cuda.later("cuMemAddressFree", wish, GRANULE)
+        for start, size in ((wish, GRANULE), (pointer, 2 * GRANULE), (pointer, 4 * GRANULE)):
+            other = int(cuda("cuMemAddressReserve", size, 0, start, 0))
+            cuda.later("cuMemAddressFree", other, size)
+            assert other + size <= wish or wish + GRANULE <= other
+
     def test_it_is_freed_whole_and_once(self, cuda: Cuda) -> None:
         size = 4 * GRANULE
         pointer = int(cuda("cuMemAddressReserve", size, 0, 0, 0))
@@ -370,6 +381,18 @@ class TestMapping:
         retained = cuda("cuMemRetainAllocationHandle", pointer + 100)
         assert int(retained) == int(handle)
         cuda("cuMemRelease", retained)
+
+    def test_other_memory_is_mapped_where_some_was(self, cuda: Cuda) -> None:
+        pointer, first, second = cuda.reserve(), cuda.create(), cuda.create()
+        for handle, data in ((first, b"first"), (second, b"other"), (first, b"again")):
+            cuda("cuMemMap", pointer, GRANULE, 0, handle, 0)
+            assert cuda.error("cuMemcpyHtoD", pointer, data, 5) == "INVALID_VALUE"
+            cuda("cuMemSetAccess", pointer, GRANULE, [cuda.access()], 1)
+            if data == b"again":
+                assert cuda.read(pointer, 5) == b"first"
+            cuda.write(pointer, data)
+            cuda("cuMemUnmap", pointer, GRANULE)
+            assert cuda.error("cuMemcpyHtoD", pointer, data, 5) == "INVALID_VALUE"
 
     def test_no_handle_is_behind_other_memory(self, cuda: Cuda) -> None:
         pointer = cuda.allocate(4096)

@@ -97,15 +97,24 @@ class Broker(BrokerBase[BrokerRegion]):
         readonly: bool = False,
         wait: float | None = None,
         device: Any = None,
+        address: int | None = None,
     ) -> BrokerRegion:
-        if wait is None and device is None:
+        if wait is None and device is None and address is None:
             try:
                 answer = self._ask_now(calls.request_to_get(name, gpu, readonly), Grant)
             except NotFound as error:
                 raise run(calls.missing, self, name, error) from None
             return BrokerRegion._granted(self, *answer, gpu, cpu)
         return run(
-            calls.get, self, name, gpu=gpu, cpu=cpu, readonly=readonly, wait=wait, device=device
+            calls.get,
+            self,
+            name,
+            gpu=gpu,
+            cpu=cpu,
+            readonly=readonly,
+            wait=wait,
+            device=device,
+            address=address,
         )
 
     get.__doc__ = calls.get.__doc__

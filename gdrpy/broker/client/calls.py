@@ -40,6 +40,7 @@ from gdrpy.errors import (
     Timeout,
     TooLarge,
 )
+from gdrpy.memory import vmm
 
 R = TypeVar("R", bound=LeasedRegion)
 
@@ -186,13 +187,14 @@ async def _granted(
     refusal: type[Error] = OutOfMemory,
     prefix: str = "",
     viewer: int | None = None,
+    address: int | None = None,
 ) -> R:
     """The region that a request asks for. With ``wait``, see :func:`_patiently`."""
     if wait is None:
         grant, parcels = await client._ask(request, Grant)
     else:
         grant, parcels = await _patiently(client, request, wait, refusal, prefix)
-    return client._region_type._granted(client, grant, parcels, request.gpu, cpu, viewer)
+    return client._region_type._granted(client, grant, parcels, request.gpu, cpu, viewer, address)
 
 
 async def get(
@@ -204,6 +206,7 @@ async def get(
     readonly: bool = False,
     wait: float | None = None,
     device: Any = None,
+    address: int | None = None,
 ) -> R:
     """The region of this name, with the requested views.
 
@@ -215,18 +218,20 @@ async def get(
         wait: How many seconds to wait for the name to appear; None does not wait.
         device: The GPU of the GPU view, if it is not the memory's own GPU: as for
             :meth:`gdrpy.Region.from_fd`.
+        address: The GPU address of the first byte, as for :func:`gdrpy.alloc`.
 
     The region is read-only (``region.readonly``) if ``readonly`` is true, if it is sealed, or if
     this user may only read it. Neither of its views can be written then. ``region.enforced`` says
     whether the kernel also keeps the process from mapping the memory again for writing.
 
     Raises NotFound, PermissionDenied, Timeout, BrokerUnavailable, BackendUnavailable (``device``
-    cannot reach the memory).
+    cannot reach the memory), AddressInUse, MissingView (host memory has no GPU view for
+    ``address``).
     """
     request = request_to_get(name, gpu, readonly)
-    viewer = cuda.viewer("get", device, gpu)
+    viewer, place = cuda.viewer("get", device, gpu), vmm.as_address("get", address, gpu)
     try:
-        return await _granted(client, request, cpu, wait, NotFound, name, viewer)
+        return await _granted(client, request, cpu, wait, NotFound, name, viewer, place)
     except NotFound as error:
         raise await missing(client, name, error) from None
 

@@ -53,10 +53,12 @@ class LeasedRegion(Region):
         gpu: bool,
         cpu: bool,
         viewer: int | None = None,
+        address: int | None = None,
     ) -> Self:
         """The region of a grant, made from the last of ``parcels``, which it removes.
 
-        ``viewer`` is the ordinal of the GPU for its GPU view, None for the memory's own.
+        ``viewer`` is the ordinal of the GPU for its GPU view, None for the memory's own;
+        ``address`` is that of the GPU view, None for any.
         """
         lease = parcels[-1][1]
         try:
@@ -81,6 +83,7 @@ class LeasedRegion(Region):
                 readonly=grant.readonly,
                 source=lease,
                 viewer=viewer,
+                address=address,
             )
             parcels.pop()
         except BaseException:

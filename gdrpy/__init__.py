@@ -25,6 +25,7 @@ from gdrpy.errors import (
     BrokerUnavailable,
     Closed,
     CudaError,
+    Detached,
     DriverError,
     Error,
     Forked,
@@ -60,6 +61,7 @@ _HOMES = {
     "Pin": "gdrpy.pins",
     "Region": "gdrpy.region",
     "alloc": "gdrpy.region",
+    "detach_many": "gdrpy.region",
     "connect": "gdrpy.broker.client.broker",
     "from_tensor": "gdrpy.pins",
     "open": "gdrpy.pins",
@@ -90,7 +92,7 @@ if TYPE_CHECKING:
     from gdrpy.memory.view import Flag, Mapping
     from gdrpy.memory.vmm import rounded_size
     from gdrpy.pins import Gdr, Pin, from_tensor, open, pin
-    from gdrpy.region import Region, alloc
+    from gdrpy.region import Region, alloc, detach_many
 
     __version__: str
 else:
@@ -124,6 +126,7 @@ __all__ = [
     "Channel",
     "Closed",
     "CudaError",
+    "Detached",
     "DriverError",
     "Error",
     "Flag",
@@ -151,6 +154,7 @@ __all__ = [
     "UntestedDriver",
     "alloc",
     "connect",
+    "detach_many",
     "from_tensor",
     "open",
     "page_locked",

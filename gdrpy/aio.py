@@ -163,6 +163,7 @@ class BrokerRegion(LeasedRegion):
     The property ``stale`` is awaited too: ``await region.stale``.
     """
 
+    attach = region_calls.attach  # type: ignore[assignment]
     publish = region_calls.publish
     seal = region_calls.seal
     set_metadata = region_calls.set_metadata
@@ -215,6 +216,7 @@ class Broker(BrokerBase[BrokerRegion]):
     create = calls.create
     get = calls.get
     get_many = calls.get_many
+    attach_many = calls.attach_many
     put = arrays.put
     put_tensors = arrays.put_tensors
     load = arrays.load

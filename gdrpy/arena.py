@@ -68,7 +68,7 @@ class Arena(Resource):
         region._check_writable("Arena")
         release_abandoned()
         library, driver = _library(), _driver(region.device)
-        hold = Hold(region._memory)
+        hold = Hold(region._memory, lasting=True)
         slot = library.gdrpy_arena_open(ptr, size, region.device, driver)
         if slot < 0:
             raise OutOfMemory(

@@ -69,6 +69,10 @@ class CudaError(Error, RuntimeError):
         return type(self), (self.call, self.name, self.explanation)
 
 
+class Detached(Error, ValueError):
+    """The region is detached: it has its GPU addresses, but no memory until it is attached."""
+
+
 class DriverError(Error, OSError):
     """The kernel driver refused a call. ``status`` is the driver's status code, 0 without one."""
 

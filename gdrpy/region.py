@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Self
 from weakref import ref
 
 from gdrpy import cuda
-from gdrpy._core._mapping import Descriptor, Undo
+from gdrpy._core._mapping import Descriptor, Undo, alone
 from gdrpy.arrays.shown import Shown
 from gdrpy.common.arguments import as_device, as_int, as_size
-from gdrpy.errors import MissingView
+from gdrpy.errors import Detached, MissingView
 from gdrpy.memory import fabric as fabrics
-from gdrpy.memory import vmm
+from gdrpy.memory import reclaim, vmm
 from gdrpy.memory.backends import forced
-from gdrpy.memory.choice import open_export, own_export
+from gdrpy.memory.choice import attach_export, open_export, own_export
+from gdrpy.memory.descriptors import fork_lock, private_duplicate
 from gdrpy.memory.file import HOST_LOCATION, MemoryFile
-from gdrpy.memory.memory import Memory
+from gdrpy.memory.gpu import GpuMemory
+from gdrpy.memory.memory import DETACHED, Memory
 from gdrpy.memory.sending import CALL as RECEIVING
 from gdrpy.memory.sending import received, travel
 from gdrpy.memory.view import Mapping, Travel
@@ -275,6 +278,122 @@ class Region(Shown):
             )
         return self._memory.fabric
 
+    @property
+    def detached(self) -> bool:
+        """Whether :meth:`detach` gave the memory back, and nothing has been attached since."""
+        return not self.closed and self._memory.detached
+
+    def detach(self) -> None:
+        """Give back the memory, and keep its GPU addresses for :meth:`attach`.
+
+        The region holds no memory then; that of :func:`gdrpy.alloc` is lost unless a descriptor of
+        :meth:`export` keeps it. Any use raises Detached, but :meth:`close`, which frees the
+        addresses. Arrays of the region, arenas, and consumers of DLPack that have its GPU view may
+        stay: they are valid again after :meth:`attach`. Meanwhile they are invalid, and no work
+        that uses them may be queued. Mappings are closed.
+
+        The call waits for the work queued by now in the primary contexts of the region's GPUs.
+        It does nothing for a region that is detached. Raises BufferError while arrays of the CPU
+        view are alive, copies run, or a CUDA graph is captured, MissingView without a GPU view or
+        with a fabric handle, Closed, Forked.
+        """
+        _detach_all(f"{type(self).__name__}.detach", [self])
+
+    def attach(self, fd: int) -> None:
+        """Bring memory back to the GPU addresses of a detached region.
+
+        Args:
+            fd: A descriptor of memory of the same size on the same GPU: that of the region itself
+                or another one. The caller keeps it.
+
+        The CPU view is made again if there was one; other mappings are not.
+
+        Raises ValueError if the region is not detached, SizeMismatch, InvalidHandle, OutOfMemory,
+        CudaError, Closed; the region stays detached then.
+        """
+        call = f"{type(self).__name__}.attach"
+        number = as_int(call, "fd", fd)
+        if not self._can_attach(call):
+            raise ValueError(f"{call}: the region is attached: detach() it first")
+        self._attach(call, number, self.readonly, None)
+
+    def _can_attach(self, call: str) -> bool:
+        """Whether it is detached. Raises Closed, Forked."""
+        super()._check(call)
+        return self._memory.detached
+
+    def _attach(self, call: str, fd: int, readonly: bool, source: Any) -> bool:
+        """Attach memory, which keeps ``source``; False if another thread has attached some."""
+        attached: bool = alone(
+            fork_lock, alone, self._lock, self._attach_once, call, fd, readonly, source
+        )
+        return attached
+
+    def _attach_once(self, call: str, fd: int, readonly: bool, source: Any) -> bool:
+        if not self._can_attach(call):
+            return False
+        assert isinstance(self._memory, GpuMemory)
+        attach_export(call, self._memory, fd, readonly)
+        before, self.readonly = self.readonly, readonly
+        self._memory.source = source
+        try:
+            self._map_again()
+        except BaseException:
+            self.readonly, self._memory.source = before, None
+            self._memory.detach()
+            raise
+        return True
+
+    def _map_again(self) -> None:
+        """Make the CPU view again if it was closed."""
+        if self._cpu is not None and self._cpu.closed:
+            self._cpu = self._map(0, self.nbytes, self.readonly)
+
+    def _detachable(self, call: str) -> list[Mapping]:
+        """The mappings to close, none if it is detached; with the lock held. Raises as detach()."""
+        if not self._can_attach(call):
+            if not (isinstance(self._memory, GpuMemory) and self._memory.can_detach):
+                raise MissingView(
+                    f"{call}: only memory with a GPU view and without a fabric handle can be "
+                    f"detached: close the region, and open it again"
+                )
+            return self._idle_mappings("detach", lasting=True)
+        return []
+
+    def _detach(self, call: str, kept: Undo, restore: Undo, sources: list[Any]) -> None:
+        """Unmap it, with the lock held. ``kept`` releases the memory, ``restore`` maps it again.
+
+        What the memory kept goes to ``sources``.
+        """
+        mappings = self._detachable(call)
+        if self._memory.detached:
+            return
+        assert isinstance(self._memory, GpuMemory)
+        fd = kept.keep(private_duplicate(self._memory.fd))
+        source, readonly = self._memory.source, self.readonly
+        self._disarm()
+        try:
+            for mapping in mappings:
+                mapping.close()
+        except BaseException:  # a view was made meanwhile
+            self._map_again()
+            raise
+        restore.callback(self._attach, call, fd.fileno(), readonly, source)
+        sources.append(source)
+        self._memory.source = None
+        self._memory.detach()
+
+    def _check(self, call: str, /) -> None:
+        super()._check(call)
+        if self._memory.detached:
+            raise Detached(f"{call}: {DETACHED}")
+
+    def _release_with_users(self) -> bool:
+        if not self._memory.detached:
+            return super()._release_with_users()
+        self._memory.close()
+        return self._memory.users > 0
+
     def _travel(self, start: int) -> Travel:
         return travel(ref(self), self._memory.source or self._memory, start)
 
@@ -286,6 +405,8 @@ class Region(Shown):
     def __repr__(self) -> str:
         if self.closed:
             return "<Region CLOSED>"
+        if self._memory.detached:
+            return f"<Region of {self.nbytes} bytes for {self.location}, DETACHED>"
         views = " and ".join(
             name for name, there in (("GPU", self._ptr), ("CPU", self._cpu)) if there is not None
         )
@@ -293,6 +414,46 @@ class Region(Shown):
         views = f"read-only {views}" if self.readonly else views
         backend = f", {self._cpu.backend}" if self._cpu else ""
         return f"<Region of {self.nbytes} bytes on {self.location}, {views} view{backend}>"
+
+
+def detach_many(regions: Iterable[Region]) -> None:
+    """Detach regions, all or none: see :meth:`Region.detach`.
+
+    Args:
+        regions: The regions. Those that are detached are left as they are.
+
+    It waits once for the work on their GPUs. If one cannot be detached, its error is raised. The
+    others then have their memory, or have got it back.
+    """
+    call = "detach_many"
+    if isinstance(regions, Region):
+        raise TypeError(f"{call}: regions must be several regions, not {regions!r}: use detach()")
+    those = list(regions)
+    for one in those:
+        if not isinstance(one, Region):
+            raise TypeError(f"{call}: regions must be regions, not {one!r}")
+    _detach_all(call, those)
+
+
+def _detach_all(call: str, regions: list[Region]) -> None:
+    devices = set()
+    for region in regions:
+        alone(region._lock, region._detachable, call)
+        devices.add(region._memory.devices)
+    for each in devices:
+        if not reclaim.wait(each):
+            raise BufferError(
+                f"{call}: CUDA cannot tell now whether the GPU is done with the memory, as while a "
+                f"graph is captured: detach after that"
+            )
+    sources: list[Any] = []
+    with Undo() as kept, Undo() as restore:
+        for region in regions:
+            alone(region._lock, region._detach, call, kept, restore, sources)
+        restore.forget()
+    for source in sources:
+        if source is not None:
+            source.close()
 
 
 def remember(region: Region) -> None:

@@ -65,6 +65,26 @@ class TestFailingStep:
             os.close(fd)
 
     @pytest.mark.parametrize(
+        "function",
+        [
+            "cuMemImportFromShareableHandle",
+            "cuMemGetAllocationPropertiesFromHandle",
+            *FUNCTIONS[3:],
+        ],
+    )
+    def test_of_an_attach_raises_and_leaves_the_region_detached(self, backend, function):
+        with gdrpy.alloc(4096) as region:
+            fd, address = region.export(), region.ptr
+            region.write(b"kept")
+            region.detach()
+            with sim.fault(f"{function}:1"), pytest.raises(gdrpy.Error):
+                region.attach(fd)
+            assert region.detached
+            region.attach(fd)
+            os.close(fd)
+            assert (region.ptr, region.read(4)) == (address, b"kept")
+
+    @pytest.mark.parametrize(
         "function", [*FUNCTIONS, "cuMemHostAlloc", "cuMemHostGetDevicePointer"]
     )
     def test_of_a_channel_raises_its_error_and_leaves_nothing(self, backend, function):

@@ -270,7 +270,7 @@ class Array(Closing, _mapping.Buffer):
         if not self._aligned:
             raise BufferError(f"Array.__dlpack__: {self._misplaced()}")
         if region._has_gpu_view and device == self.__dlpack_device__():
-            owner = Hold(region._memory)
+            owner = Hold(region._memory, lasting=True)
             return View(self.ptr, device, self.shape, self._kind, self.readonly, owner)
         if device == HOST and region._has_cpu_view:
             cpu = region.cpu

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     import numpy as np
 
 
+#: What uses a GPU view, in the words of an error.
+_GPU_USERS = "of the GPU view, such as tensors by DLPack and arenas, or asynchronous copies"
+
+
 class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
     """``nbytes`` bytes of memory, with this process's views of them.
 
@@ -156,26 +160,28 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
         """The CPU view's bytes, for ``memoryview(region)``. Raises MissingView, Closed."""
         return memoryview(self.cpu)
 
-    def _idle_mappings(self) -> list[Mapping]:
-        """The mappings. Raises BufferError while the memory is in use."""
+    def _idle_mappings(self, call: str = "close", *, lasting: bool = False) -> list[Mapping]:
+        """The mappings. Raises BufferError while the memory is in use.
+
+        With ``lasting``, users that need only its GPU addresses do not count.
+        """
         for one in settle:
             one()
         mappings = self._mapped()
         views = 0
         for mapping in mappings:
             views += mapping._users
-        if views or self._memory.users or self._running:
+        users = self._memory.busy if lasting else self._memory.users
+        if views or users or self._running:
             counts = {
                 "of the CPU view, such as numpy arrays and memoryviews": views,
-                "of the GPU view, such as tensors by DLPack and arenas, or asynchronous copies": (
-                    self._memory.users
-                ),
+                "asynchronous or on the GPU" if lasting else _GPU_USERS: users,
                 "by DMA": self._running,
             }
-            users = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+            told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
             raise BufferError(
-                f"{type(self).__name__}.close: views or running copies still use the memory "
-                f"({users}); delete the arrays made from it first"
+                f"{type(self).__name__}.{call}: views or running copies still use the memory "
+                f"({told}); delete the arrays made from it first"
             )
         return mappings
 

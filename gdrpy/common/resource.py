@@ -169,16 +169,20 @@ class Owner(Resource):
             self._drop()
 
 
+class Lasting:
+    """A user that may stay while the memory is detached: it comes back at the same addresses."""
+
+
 class Hold:
     """A user of an owner, until the end of a ``with`` block or until it is dropped.
 
-    Raises Closed, Forked.
+    Raises Closed, Forked, Detached.
     """
 
     _owner: Owner | None = None
 
-    def __init__(self, owner: Owner) -> None:
-        self._use = object()
+    def __init__(self, owner: Owner, *, lasting: bool = False) -> None:
+        self._use = Lasting() if lasting else object()
         owner.hold(self._use)
         self._owner = owner
 

@@ -7,6 +7,7 @@ from errno import EACCES
 from typing import Any
 
 from gdrpy._core._mapping import Descriptor, Undo, fixed_size
+from gdrpy._core.calls import text
 from gdrpy.errors import InvalidHandle, MissingView, PermissionDenied, SizeMismatch
 from gdrpy.memory import vmm
 from gdrpy.memory.backends import forced
@@ -22,7 +23,7 @@ from gdrpy.memory.descriptors import (
     target_of,
 )
 from gdrpy.memory.file import MemoryFile, location_of, refused
-from gdrpy.memory.gpu import keep_fd, take_export
+from gdrpy.memory.gpu import GpuMemory, keep_fd, take_export
 from gdrpy.memory.memory import Memory
 
 
@@ -71,6 +72,29 @@ def open_export(
         )
         memory.keep_core(core, undo.pop_all())
         return memory
+
+
+def attach_export(call: str, memory: GpuMemory, fd: int, readonly: bool) -> None:
+    """Map the memory behind a descriptor, which the caller keeps, where ``memory`` was detached.
+
+    Raises as :func:`open_export`; SizeMismatch and InvalidHandle for memory of another size or GPU.
+    """
+    backend = memory.backend or memory._forced
+    name = forced(backend)
+    target, device = _examine(call, fd, name)
+    if is_host(target):
+        raise InvalidHandle(f"{call}: file descriptor {fd} is host memory, which no GPU sees")
+    with Undo() as undo:
+        core = _take(undo, call, fd, target, device, name)
+        if core.nbytes != memory.size:
+            raise SizeMismatch(
+                f"{call}: the memory has {core.nbytes} bytes, and the addresses are for "
+                f"{memory.size}: attach memory of the same size"
+            )
+        _check_importable(call, fd, device)
+        vmm.attach(call, memory, fd, readonly)
+        if backend in (None, text(core.backend.name)):
+            memory.keep_core(core, undo.pop_all())
 
 
 def own_export(

@@ -10,7 +10,7 @@ from gdrpy import cuda
 from gdrpy._core._mapping import Descriptor, Undo, alone, engine_reach
 from gdrpy._core.calls import call, checker, failure, ffi, lib, made, text
 from gdrpy._core.driver import warn_if_untested
-from gdrpy.common.resource import Hold
+from gdrpy.common.resource import Hold, Lasting
 from gdrpy.errors import BackendUnavailable, Error, MissingView
 from gdrpy.memory import reclaim
 from gdrpy.memory.backends import cuda_functions
@@ -46,6 +46,7 @@ class GpuMemory(Memory):
         size: int,
         undo: Undo | None,
         *,
+        held: Undo | None = None,
         fd: Descriptor | None = None,
         ptr: int | None = None,
         device: int | None = None,
@@ -55,6 +56,8 @@ class GpuMemory(Memory):
     ) -> None:
         """``undo`` releases all but the core's part; None for a range of another owner.
 
+        ``held`` is the step of ``undo`` that releases all but the GPU addresses, where those can
+        stay without it.
         ``backend`` maps it; None chooses one.
         """
         super().__init__(size, None, "an unknown GPU" if home is None else cuda.location(home))
@@ -67,6 +70,7 @@ class GpuMemory(Memory):
         if undo is not None and ptr is not None:
             undo = undo.pop_all(reclaim.left(self.devices))
         self._undo = undo
+        self._held = held
         self._core: Any = None
         self._engine: object = None
         self._core_undo = Undo()
@@ -121,6 +125,10 @@ class GpuMemory(Memory):
     def users(self) -> int:
         """The number of users of its GPU address: all but the views of mappings."""
         return sum(not isinstance(user, ffi.CData) for user in tuple(self._users))
+
+    @property
+    def busy(self) -> int:
+        return sum(not isinstance(user, (ffi.CData, Lasting)) for user in tuple(self._users))
 
     @property
     def has_gpu_view(self) -> bool:
@@ -181,6 +189,27 @@ class GpuMemory(Memory):
         with self._lock:
             self._check("asking whether memory was revoked")
             return bool(lib.core_memory_revoked(self._core))
+
+    @property
+    def can_detach(self) -> bool:
+        """Whether a descriptor can bring it back to its GPU addresses."""
+        return self.ptr is not None and self._held is not None and self.fabric is None
+
+    def detach(self) -> None:
+        """Give back all but the GPU addresses. Nothing may be mapped or running."""
+        assert self._held is not None
+        self.detached = True
+        self._engine = self._core = self._fd = None
+        with Undo() as undo:
+            undo.callback(self._held.close)
+            undo.callback(self._core_undo.close)
+
+    def attach(self, fd: Descriptor, undo: Undo) -> None:
+        """Take over memory that was mapped at the GPU addresses, which ``undo`` releases."""
+        assert self._held is not None
+        self._held.keep(undo)
+        self._fd = fd
+        self.detached = False
 
     def _give_back(self) -> None:
         self._engine = None

@@ -8,9 +8,12 @@ from typing import NoReturn
 
 from gdrpy._core._mapping import Descriptor
 from gdrpy.common.resource import HOW_TO_SEND, Owner
-from gdrpy.errors import BackendUnavailable
+from gdrpy.errors import BackendUnavailable, Detached
 from gdrpy.memory.descriptors import duplicate
 from gdrpy.memory.view import Mapping
+
+#: What is wrong with a detached region, and the remedy.
+DETACHED = "the region is detached, and only its GPU addresses are kept: attach() it first"
 
 #: Called before close() checks whether memory is in use: each releases holds that have ended.
 settle: list[Callable[[], None]] = []
@@ -32,6 +35,8 @@ class Memory(Owner, ABC):
     device: int | None = None
     home: int | None = None
     fabric: bytes | None = None
+    #: Whether only the GPU addresses are kept.
+    detached = False
     _fd: Descriptor | None = None
 
     def __init__(self, size: int, backend: str | None, location: str) -> None:
@@ -78,6 +83,16 @@ class Memory(Owner, ABC):
         if self.device is None:
             return () if self.home is None else (self.home,)
         return (self.device,) if self.home in (None, self.device) else (self.home, self.device)
+
+    def _check(self, call: str, /) -> None:
+        super()._check(call)
+        if self.detached:
+            raise Detached(f"{call}: {DETACHED}")
+
+    @property
+    def busy(self) -> int:
+        """The number of users that need the memory itself, not only its GPU addresses."""
+        return self.users
 
     @property
     def revoked(self) -> bool:

@@ -100,6 +100,12 @@ def give_back(devices: tuple[int, ...], undo: Undo, source: object) -> None:
     reclaim(device)
 
 
+def wait(devices: tuple[int, ...]) -> bool:
+    """Wait for the work queued so far on the devices; False if CUDA cannot be asked now."""
+    with Undo() as undo:
+        return _Kept(devices, undo, None).is_over("cuEventSynchronize")
+
+
 def reclaim(device: int, wait: bool = False) -> bool:
     """Free the dropped memory of a device that its GPU is done with; with ``wait``, all of it.
 

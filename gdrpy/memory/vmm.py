@@ -96,6 +96,7 @@ def create(
         return GpuMemory(
             size,
             undo.pop_all(),
+            held=held,
             fd=fd,
             ptr=ptr,
             device=device,
@@ -131,7 +132,9 @@ def import_fabric(
                 f"{call}: the memory of this handle cannot be mapped as the {size} bytes that "
                 f"{nbytes} take ({error.name}): pass the region's own nbytes"
             ) from error
-        return GpuMemory(size, undo.pop_all(), ptr=ptr, device=device, home=home, fabric=name)
+        return GpuMemory(
+            size, undo.pop_all(), held=held, ptr=ptr, device=device, home=home, fabric=name
+        )
 
 
 def create_export(size: int, device: int = 0) -> int:
@@ -188,7 +191,23 @@ def import_fd(
         devices = _reaching(call, device, home)
         ptr = _reserve(addresses, call, size, device, address)
         _map(held, ptr, handle, size, devices, readonly)
-        return GpuMemory(size, undo.pop_all(), fd=own, ptr=ptr, device=device, home=home)
+        return GpuMemory(size, undo.pop_all(), held=held, fd=own, ptr=ptr, device=device, home=home)
+
+
+def attach(call: str, memory: GpuMemory, fd: int, readonly: bool) -> None:
+    """Map an exported allocation where ``memory`` was detached. Raises as :func:`import_fd`."""
+    assert memory.ptr is not None
+    assert memory.device is not None
+    with Undo() as undo:
+        own, handle, home = _import(undo, call, fd)
+        if home != memory.home:
+            raise InvalidHandle(
+                f"{call}: the memory lies on {cuda.location(home)}, and the region's lay on "
+                f"{memory.location}: attach memory of the same GPU"
+            )
+        devices = _reaching(call, memory.device, home)
+        _map(undo, memory.ptr, handle, memory.size, devices, readonly)
+        memory.attach(own, undo.pop_all())
 
 
 def _import(undo: Undo, call: str, fd: int) -> tuple[Descriptor, Any, int]:

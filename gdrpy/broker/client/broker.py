@@ -41,6 +41,7 @@ class BrokerRegion(LeasedRegion):
     :class:`gdrpy.broker.Reference`.
     """
 
+    attach = blocking(region_calls.attach)  # type: ignore[arg-type]
     publish = blocking(region_calls.publish)
     seal = blocking(region_calls.seal)
     _seal_copy = blocking(region_calls.seal_copy)
@@ -62,6 +63,7 @@ class Broker(BrokerBase[BrokerRegion]):
     allocate = blocking(calls.allocate)
     create = blocking(calls.create)
     get_many = blocking(calls.get_many)
+    attach_many = blocking(calls.attach_many)
     put = blocking(arrays.put)
     put_tensors = blocking(arrays.put_tensors)
     load = blocking(arrays.load)

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from gdrpy import cuda
 from gdrpy._core._mapping import Undo
 from gdrpy.broker import replies, requests
+from gdrpy.broker.client import region_calls
 from gdrpy.broker.client.arguments import (
     as_device,
     as_mode,
@@ -285,6 +286,40 @@ async def get_many(
             raise ProtocolError(f"get_many: {len(regions)} grants came for {len(wanted)} names")
         undo.forget()
     return regions
+
+
+async def attach_many(client: BrokerBase[R], regions: Iterable[R], *, newer: bool = False) -> None:
+    """Attach detached regions of this broker, all or none.
+
+    Args:
+        regions: The regions, of this connection. Those that are attached are left as they are.
+        newer: As for the regions' ``attach()``.
+
+    The broker grants all of them before the first is mapped. If one cannot be attached, the others
+    are detached again, and its error is raised. Raises as ``attach()``.
+    """
+    call = "attach_many"
+    if isinstance(regions, LeasedRegion):
+        raise TypeError(f"{call}: regions must be several regions, not {regions!r}: use attach()")
+    those = [one for one in regions if region_calls.must_attach(call, one, newer)]
+    for region in those:
+        if region._broker is not client:
+            raise ValueError(f"{call}: {region!r} came from another connection: attach() it")
+    granted: Parcels = []
+    with Undo() as undo:
+        undo.callback(granted.clear)
+        grants = []
+        for region in those:
+            grant, parcels = await client._ask(region_calls.request_to_attach(region, newer), Grant)
+            granted += parcels
+            parcels.clear()
+            grants.append(grant)
+        granted.reverse()  # each takes the last
+        for region, grant in zip(those, grants, strict=True):
+            undo.callback(vars(region).update, region._described())
+            region._attach_granted(call, grant, granted)
+            undo.callback(region.detach)
+        undo.forget()
 
 
 def _batches(names: list[str]) -> Iterator[list[str]]:

@@ -6,6 +6,7 @@ import errno
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from gdrpy import safetensors
+from gdrpy._core._mapping import Descriptor
 from gdrpy.arrays.array import Array
 from gdrpy.broker.client.base import BrokerBase
 from gdrpy.broker.client.connection import Lease, Parcels
@@ -13,7 +14,7 @@ from gdrpy.broker.client.layouts import ARRAY, stored_array
 from gdrpy.broker.protocol import CPU_DEVICE, unpack_metadata
 from gdrpy.broker.replies import Grant
 from gdrpy.common.dtypes import DType
-from gdrpy.errors import MissingView, ReadOnly, Sealed
+from gdrpy.errors import MissingView, ReadOnly, Sealed, SizeMismatch
 from gdrpy.memory.view import Mapping
 from gdrpy.region import Region
 
@@ -41,6 +42,7 @@ class LeasedRegion(Region):
     _again = "connect to the broker, and get it again"
 
     _broker: BrokerBase[Self]
+    _life: str
     _packed: bytes
     _metadata: dict[str, Any] | None = None
 
@@ -62,12 +64,7 @@ class LeasedRegion(Region):
         """
         lease = parcels[-1][1]
         try:
-            if parcels[-1][0] is None:
-                raise OSError(
-                    errno.EMFILE,
-                    f"region {grant.name!r} came without its descriptor: this process may open "
-                    f"no more files; close some, or raise the limit (ulimit -n)",
-                )
+            descriptor = _arrived(grant, parcels)
             device = None if grant.device == CPU_DEVICE else grant.device
             if device is None and not cpu:
                 raise MissingView(
@@ -75,7 +72,7 @@ class LeasedRegion(Region):
                     f"cpu=True"
                 )
             region = cls._adopt(
-                parcels[-1][0],
+                descriptor,
                 grant.nbytes,
                 device,
                 gpu=gpu,
@@ -90,14 +87,44 @@ class LeasedRegion(Region):
             parcels.clear()
             lease.close()
             raise
-        region.id = grant.region
-        region.name = grant.name
-        region.version = grant.version
-        region.sealed = grant.sealed
-        region.enforced = grant.enforced
-        region._packed = grant.metadata
         region._broker = broker
+        region._describe(grant, lease)
         return region
+
+    def _describe(self, grant: Grant, lease: Lease) -> None:
+        self.id = grant.region
+        self.name = grant.name
+        self.version = grant.version
+        self.sealed = grant.sealed
+        self.enforced = grant.enforced
+        self._packed, self._metadata = grant.metadata, None
+        self._life = lease.life
+
+    def _described(self) -> dict[str, Any]:
+        """What a grant said of it, for a change to be taken back."""
+        names = ("id", "name", "version", "sealed", "enforced", "readonly", "_packed", "_life")
+        return {"_metadata": None, **{name: getattr(self, name) for name in names}}
+
+    def _attach_granted(self, call: str, grant: Grant, parcels: Parcels) -> None:
+        """Attach the memory of a grant, made from the last of ``parcels``, which it removes.
+
+        The lease is returned if this raises, or if another thread has attached the region.
+        """
+        lease, attached = parcels[-1][1], False
+        try:
+            descriptor = _arrived(grant, parcels)
+            if grant.nbytes != self.nbytes:
+                raise SizeMismatch(
+                    f"{call}: version {grant.version} of region {grant.name!r} has {grant.nbytes} "
+                    f"bytes, and this one {self.nbytes}: close this one, and get the other"
+                )
+            attached = self._attach(call, descriptor.fileno(), grant.readonly, lease)
+            if attached:
+                self._describe(grant, lease)
+        finally:
+            parcels.pop()
+            if not attached:
+                lease.close()
 
     @property
     def _lease(self) -> Lease:
@@ -210,7 +237,8 @@ class LeasedRegion(Region):
     def _release(self) -> None:
         lease: Any = self._memory.source
         super()._release()
-        lease.close()
+        if lease is not None:
+            lease.close()
 
     def __repr__(self) -> str:
         if self.closed:
@@ -218,3 +246,15 @@ class LeasedRegion(Region):
         state = ", sealed" if self.sealed else ""
         name = "anonymous" if self.name is None else repr(self.name)
         return f"<{type(self).__name__} {name}{state}: {super().__repr__()[1:-1]}>"
+
+
+def _arrived(grant: Grant, parcels: Parcels) -> Descriptor:
+    """The descriptor of the last of ``parcels``. Raises OSError if this process had no room."""
+    descriptor = parcels[-1][0]
+    if descriptor is None:
+        raise OSError(
+            errno.EMFILE,
+            f"region {grant.name!r} came without its descriptor: this process may open "
+            f"no more files; close some, or raise the limit (ulimit -n)",
+        )
+    return descriptor

@@ -9,8 +9,8 @@ from gdrpy.broker import requests
 from gdrpy.broker.client.connection import R
 from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.protocol import pack_metadata
-from gdrpy.broker.replies import Description, Published, RegionInfo, Reply, Sha256, described
-from gdrpy.broker.requests import Request, call_of
+from gdrpy.broker.replies import Description, Grant, Published, RegionInfo, Reply, Sha256, described
+from gdrpy.broker.requests import Get, Request, call_of
 
 
 async def _ask(region: LeasedRegion, request: Request, kind: type[R]) -> R:
@@ -83,6 +83,44 @@ async def digest(region: LeasedRegion) -> str:
     finally:
         connection.close()
     return reply.sha256
+
+
+async def attach(region: LeasedRegion, *, newer: bool = False) -> None:
+    """Bring the memory back to the GPU addresses of a detached region.
+
+    Args:
+        newer: Whether to take the newest version that was published under the region's name. False
+            brings back the same region.
+
+    The newer version must have the same size, on the same GPU. A read-only region stays read-only,
+    and any becomes so if its version was sealed. The CPU view is made again if there was one. It
+    does nothing for a region that is attached, unless ``newer`` is true.
+
+    Raises Gone (the region no longer exists), NotFound, SizeMismatch, PermissionDenied,
+    OutOfMemory, Closed, and for ``newer`` ValueError if the region has no name, or is attached. The
+    region stays detached then.
+    """
+    call = "BrokerRegion.attach"
+    if must_attach(call, region, newer):
+        answer = await region._broker._ask(request_to_attach(region, newer), Grant)
+        region._attach_granted(call, *answer)
+
+
+def must_attach(call: str, region: LeasedRegion, newer: bool) -> bool:
+    """Whether it is detached. Raises ValueError, Closed."""
+    detached = region._can_attach(call)
+    if newer and not detached:
+        raise ValueError(f"{call}: region {region.name!r} is attached: detach() it first")
+    if newer and region.name is None:
+        raise ValueError(f"{call}: an anonymous region has no newer version: leave newer out")
+    return detached
+
+
+def request_to_attach(region: LeasedRegion, newer: bool) -> Get:
+    """The request for a detached region, or for the newest version of its name."""
+    if newer:
+        return Get(name=region.name, readonly=region.readonly, gpu=True, id=0)
+    return Get(region=region.id, life=region._life, readonly=region.readonly, gpu=True, id=0)
 
 
 async def delete(region: LeasedRegion) -> None:

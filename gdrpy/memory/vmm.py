@@ -322,7 +322,7 @@ def _reserved(undo: Undo, size: int, wish: int) -> int:
 
 
 def _tenant(address: int, size: int) -> str:
-    """What is in a range of GPU addresses, in words."""
+    """Describe what is in a range of GPU addresses."""
     for ask in tenants:
         found = ask(address, size)
         if found is not None:

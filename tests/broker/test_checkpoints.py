@@ -317,7 +317,11 @@ class TestTensors:
         connected.load_checkpoint(folder, "m", "cpu")
         for name, told in (
             ("plain", "no tensors: publish some by broker.put_tensors() or `gdrpy load`"),
-            ("array", "one array: open it by its numpy()"),
+            (
+                "array",
+                "one array: torch.from_dlpack(broker.get('array')), or the region's array() or "
+                "numpy()",
+            ),
         ):
             why = re.escape(f"tensors: region '{name}' holds {told}")
             with pytest.raises(ValueError, match=f"^{why}$"):

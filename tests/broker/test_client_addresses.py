@@ -113,7 +113,8 @@ class TestDetachedRegion:
     def test_of_an_old_version_without_holders_is_gone(self, connected, region):
         region.detach()
         connected.put("weights", b"new").close()
-        with pytest.raises(gdrpy.Gone):
+        why = r"^BrokerRegion\.attach: region \d+ no longer exists: attach\(newer=True\) takes the "
+        with pytest.raises(gdrpy.Gone, match=why):
             region.attach()
         assert region.detached
 

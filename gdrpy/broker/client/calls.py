@@ -310,7 +310,7 @@ async def attach_many(client: BrokerBase[R], regions: Iterable[R], *, newer: boo
         undo.callback(granted.clear)
         grants = []
         for region in those:
-            grant, parcels = await client._ask(region_calls.request_to_attach(region, newer), Grant)
+            grant, parcels = await region_calls.ask_to_attach(call, region, newer)
             granted += parcels
             parcels.clear()
             grants.append(grant)

@@ -209,7 +209,10 @@ class LeasedRegion(Region):
         if self.metadata.get("format") == "checkpoint":
             return f"lists the files of a checkpoint: open it by broker.tensors({self.name!r})"
         if ARRAY in self.metadata:
-            return "holds one array: open it by its numpy()"
+            return (
+                f"holds one array: torch.from_dlpack(broker.get({self.name!r})), or the region's "
+                f"array() or numpy()"
+            )
         return "holds no tensors: publish some by broker.put_tensors() or `gdrpy load`"
 
     def _check_writable(self, call: str) -> None:

@@ -6,11 +6,12 @@ from typing import Any
 
 from gdrpy._core._mapping import Undo
 from gdrpy.broker import requests
-from gdrpy.broker.client.connection import R
+from gdrpy.broker.client.connection import Parcels, R
 from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.protocol import pack_metadata
 from gdrpy.broker.replies import Description, Grant, Published, RegionInfo, Reply, Sha256, described
 from gdrpy.broker.requests import Get, Request, call_of
+from gdrpy.errors import Gone
 
 
 async def _ask(region: LeasedRegion, request: Request, kind: type[R]) -> R:
@@ -102,8 +103,7 @@ async def attach(region: LeasedRegion, *, newer: bool = False) -> None:
     """
     call = "BrokerRegion.attach"
     if must_attach(call, region, newer):
-        answer = await region._broker._ask(request_to_attach(region, newer), Grant)
-        region._attach_granted(call, *answer)
+        region._attach_granted(call, *await ask_to_attach(call, region, newer))
 
 
 def must_attach(call: str, region: LeasedRegion, newer: bool) -> bool:
@@ -116,11 +116,19 @@ def must_attach(call: str, region: LeasedRegion, newer: bool) -> bool:
     return detached
 
 
-def request_to_attach(region: LeasedRegion, newer: bool) -> Get:
-    """The request for a detached region, or for the newest version of its name."""
+async def ask_to_attach(call: str, region: LeasedRegion, newer: bool) -> tuple[Grant, Parcels]:
+    """A grant of a detached region, or of the newest version of its name."""
+    wanted: dict[str, Any] = {"region": region.id, "life": region._life}
     if newer:
-        return Get(name=region.name, readonly=region.readonly, gpu=True, id=0)
-    return Get(region=region.id, life=region._life, readonly=region.readonly, gpu=True, id=0)
+        wanted = {"name": region.name}
+    request = Get(**wanted, readonly=region.readonly, gpu=True, id=0)
+    try:
+        return await region._broker._ask(request, Grant)
+    except Gone as error:
+        remedy = (
+            "close it" if region.name is None else "attach(newer=True) takes the newest version"
+        )
+        raise Gone(f"{call}: region {region.id} no longer exists: {remedy}") from error
 
 
 async def delete(region: LeasedRegion) -> None:

@@ -39,9 +39,9 @@ _UNREAD = (64 + 16) << 10
 #: KiB of all that one user may make the broker keep, by the broker's page.
 _OF_USER = 192 << 10
 #: Turns that a request waits for at most, after the pass under way: of the crowd's user, of its
-#: own user, of new connections and of the journal; and for how many ms in all. On a busy machine a
-#: turn takes up to three times its time on a quiet one, where this is 20 ms.
-_TURNS, _WAIT_MS = 4, 60
+#: own user, of new connections and of the journal; and for how many ms in all. Other work on the
+#: machine can only make a measurement longer, so that the least of some counts.
+_TURNS, _WAIT_MS, _MEASURED = 4, 20, 3
 #: Regions that each of ten clients holds at most, all of one user's who may have 512.
 _HELD = 40
 #: Leases of a user's sessions, by the protocol's page.
@@ -330,19 +330,26 @@ def nobody_waits_for_a_long_turn_of_a_crowd(bed: Bed) -> None:
     template = Template()
     bed.stack.callback(template.close)
     for kind in bed.random.sample(sorted(KINDS), bed.scale):
-        with tempfile.NamedTemporaryFile(dir=bed.folder) as turns:
-            Path(turns.name).chmod(0o666)
-            setup = {"uid": BROKER_UID, "options": {"mode": 0o666}, "turns": turns.name}
-            with running(template, bed.folder, **setup) as broker:
-                with broker.client() as root:
-                    root.allocate("hostile/metadata", mode=0o666, metadata=bytes(4096)).close()
-                    for number in range(1000):
-                        root.allocate(f"hostile/{number}", mode=0o666).close()
-                found = beside(broker, kind, min(512, 64 * bed.scale), 100, 0)
-        wait = found["pass_ms"] + _TURNS * found["turn_ms"]
-        if found["gets"] != 100 or wait > _WAIT_MS:
-            raise Grown(f"beside {kind} another user may wait for {wait} ms: {found}")
+        waits: list[float] = []
+        while not waits or (min(waits) > _WAIT_MS and len(waits) < _MEASURED):
+            found = _turns_beside(bed, template, kind)
+            waits.append(found["pass_ms"] + _TURNS * found["turn_ms"])
+        if found["gets"] != 100 or min(waits) > _WAIT_MS:
+            raise Grown(f"beside {kind} another user may wait for {waits} ms: {found}")
         bed.count("crowds whose turns were measured")
+
+
+def _turns_beside(bed: Bed, template: Template, kind: str) -> dict[str, Any]:
+    """What another user's gets find beside a crowd, and how long turns took."""
+    with tempfile.NamedTemporaryFile(dir=bed.folder) as turns:
+        Path(turns.name).chmod(0o666)
+        setup = {"uid": BROKER_UID, "options": {"mode": 0o666}, "turns": turns.name}
+        with running(template, bed.folder, **setup) as broker:
+            with broker.client() as root:
+                root.allocate("hostile/metadata", mode=0o666, metadata=bytes(4096)).close()
+                for number in range(1000):
+                    root.allocate(f"hostile/{number}", mode=0o666).close()
+            return beside(broker, kind, min(512, 64 * bed.scale), 100, 0)
 
 
 @trial(others=True)

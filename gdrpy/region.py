@@ -363,7 +363,7 @@ class Region(Shown):
     def _detach(self, call: str, kept: Undo, restore: Undo, sources: list[Any]) -> None:
         """Unmap it, with the lock held. ``kept`` releases the memory, ``restore`` maps it again.
 
-        What the memory kept goes to ``sources``.
+        The object that the memory kept alive is appended to ``sources``.
         """
         mappings = self._detachable(call)
         if self._memory.detached:

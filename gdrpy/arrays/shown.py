@@ -35,7 +35,7 @@ class Shown(Asynchronous):
         return Array(self, shape, dtype, offset)
 
     def _as_array(self) -> Array:
-        """What other libraries take it for."""
+        """The array that other libraries see."""
         return self.array()
 
     @property

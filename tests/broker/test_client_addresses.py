@@ -25,7 +25,7 @@ def connected(broker: Broker) -> Iterator[gdrpy.Broker]:
 
 @pytest.fixture
 def room() -> int:
-    """A GPU address with 64 MiB that nobody has."""
+    """A GPU address with 64 MiB free."""
     with gdrpy.alloc(64 * MIB, cpu=False) as region:
         return region.ptr
 

@@ -72,7 +72,7 @@ def in_child(use) -> str:
 
 @pytest.fixture
 def room(contract: None) -> int:
-    """A GPU address with 64 MiB that nobody has."""
+    """A GPU address with 64 MiB free."""
     region = gdrpy.alloc(64 * MIB, cpu=False)
     address = region.ptr
     region.close()

@@ -101,7 +101,7 @@ class LeasedRegion(Region):
         self._life = lease.life
 
     def _described(self) -> dict[str, Any]:
-        """What a grant said of it, for a change to be taken back."""
+        """The fields that a grant sets, to restore if a change is undone."""
         names = ("id", "name", "version", "sealed", "enforced", "readonly", "_packed", "_life")
         return {"_metadata": None, **{name: getattr(self, name) for name in names}}
 

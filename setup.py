@@ -126,7 +126,7 @@ setup(
         Extension(
             "gdrpy._core._mapping",
             [path for path in sources("gdrpy/_core/python/*.c") if not path.endswith(PACKET)],
-            depends=sources(*HEADERS),
+            depends=sources(*HEADERS, "gdrpy/_core/*/*.c"),
             include_dirs=INCLUDE,
             extra_compile_args=[*CFLAGS, "-pthread"],
             extra_link_args=["-ldl", "-pthread"],
@@ -135,7 +135,7 @@ setup(
         Extension(
             "gdrpy._core._packet",
             ["gdrpy/_core/python/packet.c", f"gdrpy/_core/python/{PACKET}"],
-            depends=sources(*HEADERS),
+            depends=sources(*HEADERS, "gdrpy/_core/*/*.c"),
             extra_compile_args=CFLAGS,
             py_limited_api=not FREE_THREADED,
         ),

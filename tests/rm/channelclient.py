@@ -53,6 +53,8 @@ CLASSES = {
     "gb20x": (0xCA6F, 0xCAB5, 0xC761),
 }
 CHANNEL, COPY, USERMODE = CLASSES[os.environ.get("FAKE_RM_GPU", "hopper")]
+#: The doorbell in BAR1, where there is a choice.
+USERMODE_PARAMS = b"\1\0" if USERMODE >= 0xC661 else None
 
 
 def facts_now() -> dict[str, str]:
@@ -251,7 +253,7 @@ class Engine(Client):
         status, token = self.control(self.channel, 0xC36F0108, bytes(4))
         assert status == OK
         self.token = int(struct.unpack("<I", token)[0])
-        self.usermode = self.made(self.subdevice, USERMODE, None)
+        self.usermode = self.made(self.subdevice, USERMODE, USERMODE_PARAMS)
         self.doorbell = self.view(self.usermode, 0x10000) + 0x90
         self.put = self.sequence = 0
         if set_object:

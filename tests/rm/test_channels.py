@@ -29,6 +29,7 @@ from channelclient import (
     RELEASE,
     REMAP,
     SEMAPHORE,
+    USERMODE,
     Engine,
     Host,
     eventually,
@@ -402,6 +403,22 @@ class TestDoorbell:
         assert eventually(lambda: rm.count("violations") == 1)
         assert "doorbell" in rm.violations()[0]
         assert engine.seen() == engine.sequence - 1
+
+    def test_in_bar0_is_a_violation_from_hopper_on(self) -> None:
+        engine = Engine()
+        engine.doorbell = engine.view(engine.made(engine.subdevice, USERMODE, None), 0x10000) + 0x90
+        engine.run(engine.semaphore())
+        assert rm.violations() == [
+            "doorbell in BAR0 rung, which may overtake what was stored before"
+        ]
+        engine.close()
+
+    @pytest.mark.preloaded(FAKE_RM_GPU="ada")
+    def test_before_hopper_is_in_bar0(self) -> None:
+        engine = Engine()
+        engine.run(engine.semaphore())
+        assert rm.violations() == []
+        engine.close()
 
     def test_of_a_channel_that_is_not_scheduled_waits(self) -> None:
         engine = Engine()

@@ -20,6 +20,7 @@ FIELDS = {
         "error=error_notifier ring=ring_va entries=ring_entries flags context_share address_space "
         "userd=userd_memory userd_offset engine",
     ),
+    "usermode_params": ("usermode_params", "bar1 privileged"),
     "group_params": ("group_params", "error=error_notifier address_space engine"),
     "copy_params": ("copy_params", "version engine"),
     "class_list": ("class_list", "count list=classes"),

@@ -101,16 +101,23 @@ static int make_scratch(struct core_link *link, struct core_error *error)
 				  : -1;
 }
 
+/*
+ * From Hopper on, a ring through BAR0 may overtake stores to GPU memory, which go through BAR1: the
+ * GPU would look for work before there is any, and not look again. A ring through BAR1 stays behind
+ * them.
+ */
 static int make_doorbell(struct core_link *link, uint32_t class_id, struct core_error *error)
 {
+	struct nvrm_usermode_params params = {.bar1 = 1};
 	struct core_rm_memory memory = {
 		.gpu = link->device->gpu,
 		.nbytes = CORE_DOORBELL_NBYTES,
 		.device = link->device->handle,
 	};
 
-	if (core_link_alloc(link, "RM_ALLOC (doorbell)", link->subdevice, class_id, NULL,
-			    &memory.object, error) ||
+	if (core_link_alloc(link, "RM_ALLOC (doorbell)", link->subdevice, class_id,
+			    class_id >= NVRM_USERMODE_WITH_PARAMS ? &params : NULL, &memory.object,
+			    error) ||
 	    core_rm_map(link->client, &memory, 0, CORE_DOORBELL_NBYTES, false, NULL,
 			&link->doorbell_map, error))
 		return -1;

@@ -147,6 +147,15 @@ struct nvrm_unmap_dma_old { /* before 550 */
 	uint32_t pad1;
 };
 
+/* Of usermode classes from Hopper's on; older ones take no parameters. */
+#define NVRM_USERMODE_WITH_PARAMS 0xc661u
+
+struct nvrm_usermode_params {
+	uint8_t bar1; /* map the doorbell through BAR1, not BAR0 */
+	uint8_t privileged;
+	uint8_t pad[62];
+};
+
 struct nvrm_group_params {
 	uint32_t error_notifier;
 	uint32_t pad0;

@@ -204,6 +204,10 @@ static uint32_t alloc_usermode(struct client *client, struct device *device, str
 		status = RM_INVALID_ARGUMENT;
 	if (!status)
 		status = memory_new(MEMORY_USERMODE, device->instance, RM_USERMODE_SIZE, &memory);
+	/* From Hopper on, BAR0 and BAR1 are no longer one queue. */
+	if (!status)
+		memory.unordered = the_gpu()->usermode >= RM_CLASS_USERMODE &&
+				   !params[fact(FACT_AT_USERMODE_PARAMS_BAR1)];
 	return status ? status
 		      : adopt_memory(client, device, alloc->parent, &alloc->new_handle, &memory);
 }

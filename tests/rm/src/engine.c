@@ -592,6 +592,9 @@ static void look_at_doorbells(const struct client *client)
 			if (!__atomic_load_n(word, __ATOMIC_RELAXED))
 				continue;
 			token = __atomic_exchange_n(word, 0, __ATOMIC_ACQ_REL);
+			if (object->memory.unordered)
+				ledger_violation_add("doorbell in BAR0 rung, which may overtake "
+						     "what was stored before");
 			if (!channel_with(client, token)) {
 				ledger_violation_add("doorbell rung with 0x%x, no channel's token",
 						     token);

@@ -20,6 +20,7 @@ enum memory_kind {
 struct memory {
 	enum memory_kind kind;
 	bool read_only;
+	bool unordered; /* stores to it may overtake stores to other memory */
 	uint32_t device_instance;
 	size_t size;
 	void *hold; /* a mapping of the whole block: keeps it without taking a descriptor */

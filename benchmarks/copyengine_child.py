@@ -27,6 +27,8 @@ VIA = "engine"
 #: The bytes of a region on either side of what processes copy before they are killed.
 GUARD = 1 << 16
 _REPEATS = 10
+#: Seconds until a process without its first copy says where it is.
+_LATE = 10.0
 _PR_SET_PDEATHSIG, _SIGKILL = 1, 9
 
 
@@ -136,8 +138,9 @@ def nursery(fd: int, socket_fd: int) -> None:
     """Fork a process for each message until the socket ends.
 
     ``itself`` copies to and from the region of the descriptor, ``owner`` allocates a region and
-    sends its descriptor. Each sends its number after its first copy, and copies for ever.
+    sends its descriptor. Each sends its number, a word after its first copy, and copies for ever.
     """
+    import faulthandler
     import os
     import signal
     import socket
@@ -148,11 +151,14 @@ def nursery(fd: int, socket_fd: int) -> None:
     nbytes = int(peer.recv(64))
     contents = [noise(seed, nbytes) for seed in range(2)]
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps them
+    faulthandler.enable()  # none ends unseen
     peer.send(b"ready")
     while message := peer.recv(64).decode():
         if os.fork():
             continue
         _die_with_parent()
+        faulthandler.dump_traceback_later(_LATE)
+        peer.send(str(os.getpid()).encode())
         kind, registered = message.split()
         if kind == "itself":
             region, data, fds = gdrpy.Region.from_fd(fd, gpu=False), contents, []
@@ -163,7 +169,8 @@ def nursery(fd: int, socket_fd: int) -> None:
         for count, one in enumerate(_for_ever(data)):
             region.write(one, GUARD, VIA)
             if not count:
-                socket.send_fds(peer, [str(os.getpid()).encode()], fds)
+                faulthandler.cancel_dump_traceback_later()
+                socket.send_fds(peer, [b"copies"], fds)
             if kind == "itself":
                 region.readinto(one, GUARD, VIA)
         del held

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -167,10 +167,31 @@ def _keep(session: Session, trial: _Trial) -> None:
 def _born(peer: socket.socket, kind: str, choice: random.Random) -> tuple[int, list[int]]:
     """A new process that copies by now, and the descriptors that it sent."""
     peer.send(f"{kind} {choice.choice(('registered', 'ordinary'))}".encode())
+    pid = int(_received(peer)[0])
+    deadline = time.monotonic() + _PATIENCE
+    with _ending(pid) as ended:
+        while not select.select([peer], [], [], 0.05)[0]:
+            if ended(0):
+                raise RuntimeError(f"process {pid} ended before its first copy")
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"no first copy of process {pid} in {_PATIENCE} s: {_state(pid)}")
+    return pid, _received(peer)[1]
+
+
+def _received(peer: socket.socket) -> tuple[bytes, list[int]]:
     said, fds, _, _ = socket.recv_fds(peer, 64, 1)
     if not said:
         raise RuntimeError(f"{_CHILD.name} nursery ended")
-    return int(said), fds
+    return said, fds
+
+
+def _state(pid: int) -> str:
+    """What a process waits for, as far as the kernel tells."""
+    found = []
+    for name in ("wchan", "syscall", "stack"):
+        with suppress(OSError):
+            found.append(f"{name} {Path(f'/proc/{pid}/{name}').read_text().strip()}")
+    return ", ".join(found)
 
 
 @contextmanager
@@ -194,7 +215,11 @@ def _nursery(region: Region, nbytes: int) -> Iterator[socket.socket]:
 @contextmanager
 def _ending(pid: int) -> Iterator[Callable[[float], bool]]:
     """A function that waits so many seconds for another's child, and tells whether it ended."""
-    descriptor = os.pidfd_open(pid)
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        yield lambda _: True
+        return
     try:
         yield lambda seconds: bool(select.select([descriptor], [], [], seconds)[0])
     finally:

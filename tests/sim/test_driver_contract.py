@@ -243,6 +243,18 @@ class TestReservations:
             cuda.later("cuMemAddressFree", other, size)
             assert other + size <= wish or wish + GRANULE <= other
 
+    def test_large_ones_are_at_low_addresses_and_small_ones_are_not_given_those(
+        self, cuda: Cuda
+    ) -> None:
+        large = 64 << 20
+        pointer = int(cuda("cuMemAddressReserve", large, 0, 0, 0))
+        assert pointer < 1 << 40
+        cuda("cuMemAddressFree", pointer, large)
+        for size, given in ((large, True), (GRANULE, False)):
+            other = int(cuda("cuMemAddressReserve", size, 0, pointer, 0))
+            cuda.later("cuMemAddressFree", other, size)
+            assert (other == pointer) is given
+
     def test_it_is_freed_whole_and_once(self, cuda: Cuda) -> None:
         size = 4 * GRANULE
         pointer = int(cuda("cuMemAddressReserve", size, 0, 0, 0))

@@ -9,6 +9,14 @@
 #include "range.h"
 #include "table.h"
 
+/*
+ * Seen with driver 580 on an H100: from some size between 4 and 64 MiB on, reservations come from
+ * low addresses, and may be anywhere. Smaller ones are given high addresses only.
+ */
+#define LARGE ((uint64_t)64 << 20)
+#define LOW UINT64_C(0x302000000)
+#define HIGH UINT64_C(0x700000000000)
+
 #define FLAGS (MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
 
 static uint64_t reserve_at(uint64_t wish, uint64_t size)
@@ -75,6 +83,23 @@ struct reservation *reservation_at(uint64_t address)
 	return reservation && address - reservation->start < reservation->size ? reservation : NULL;
 }
 
+/* Where to try to reserve; 0 is anywhere. */
+static uint64_t choose_place(uint64_t size, uint64_t alignment, uint64_t wish)
+{
+	const struct reservation *other;
+
+	if (size < LARGE)
+		return wish < HIGH ? 0 : wish;
+	if (wish)
+		return wish;
+	for (wish = LOW;; wish = other->start + other->size) {
+		wish = (wish + alignment - 1) & ~(alignment - 1);
+		other = table_floor(&reservations, wish + size - 1);
+		if (!other || other->start + other->size <= wish)
+			return wish;
+	}
+}
+
 CUresult cuMemAddressReserve(CUdeviceptr *pointer, size_t size, size_t alignment, CUdeviceptr wish,
 			     unsigned long long flags)
 {
@@ -87,7 +112,7 @@ CUresult cuMemAddressReserve(CUdeviceptr *pointer, size_t size, size_t alignment
 	if (alignment < SIM_GRANULARITY)
 		alignment = SIM_GRANULARITY;
 
-	start = address_reserve(size, alignment, wish);
+	start = address_reserve(size, alignment, choose_place(size, alignment, wish));
 	reservation = malloc(sizeof(*reservation));
 	if (!start || !reservation || !table_insert(&reservations, start, reservation)) {
 		free(reservation);

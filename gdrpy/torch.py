@@ -142,10 +142,15 @@ def share(
     :func:`attach` gives any process the same memory. ``assign(module, share(broker, name,
     module))`` makes this process use the shared copy and free its own.
 
-    Raises TypeError for values that are not tensors and for element types that the safetensors
-    format lacks, ValueError for tensors without memory, and the errors of put_tensors.
+    Raises TypeError for anything else than named tensors, and for element types that the
+    safetensors format lacks, ValueError for tensors without memory, and the errors of put_tensors.
     """
     state = tensors.state_dict() if isinstance(tensors, torch.nn.Module) else tensors
+    if not isinstance(state, abc.Mapping):
+        raise TypeError(
+            f"share: tensors must be a module, or a dict of tensors by name, not "
+            f"{type(state).__name__}"
+        )
     packed: dict[str, torch.Tensor] = {}
     aliases: dict[str, str] = {}
     names: dict[Any, str] = {}

@@ -78,7 +78,7 @@ class TestCheckpoint:
         assert main(["put", "llama", str(folder / FIRST), "--device", "cpu"]) == 1
         assert capsys.readouterr().err == (
             "error: put: 'llama' is a checkpoint, whose files are regions 'llama/'*: delete all of "
-            "it by `gdrpy rm -r`\n"
+            "it by `gdrpy rm -r llama`\n"
         )
 
 
@@ -443,7 +443,7 @@ class TestRm:
             1,
             {
                 "llama": "rm: 'llama' is a checkpoint, whose files are regions 'llama/'*: delete "
-                "all of it by `gdrpy rm -r`"
+                "all of it by `gdrpy rm -r llama`"
             },
         )
         assert len(json_of("rm", "-r", "llama")[1]["deleted"]) == 4

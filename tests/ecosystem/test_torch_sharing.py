@@ -107,6 +107,14 @@ class TestShare:
         shared["bias"].fill_(9)
         assert module.bias.tolist() != [9, 9]
 
+    @pytest.mark.parametrize("tensors", [5, None, [torch.ones(2)], torch.ones(2)])
+    def test_refuses_what_has_no_names(self, broker, tensors):
+        kind = type(tensors).__name__
+        with pytest.raises(TypeError) as caught:
+            gdrpy.torch.share(broker, "model", tensors)
+        words = "share: tensors must be a module, or a dict of tensors by name, not "
+        assert str(caught.value) == words + kind
+
     def test_refuses_what_is_no_tensor(self, broker):
         with pytest.raises(TypeError, match="share: 'step' is of type int, not a tensor: leave"):
             gdrpy.torch.share(broker, "refused", {"step": 3})

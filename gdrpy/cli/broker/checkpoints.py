@@ -103,7 +103,7 @@ def check_alone(client: Broker, command: str, region: RegionInfo | None) -> None
     if region.metadata == CHECKPOINT:
         raise CommandError(
             f"{command}: {name!r} is a checkpoint, whose files are regions {name + '/'!r}*: delete "
-            f"all of it by `gdrpy rm -r`"
+            f"all of it by `gdrpy rm -r {name}`"
         )
     found = _FILE.fullmatch(name)
     whole = found and broker.readable(client, found[1])

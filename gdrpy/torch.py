@@ -7,7 +7,7 @@ import threading
 from collections import abc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
@@ -18,11 +18,9 @@ from gdrpy.arena import Arena, Functions
 from gdrpy.arrays.array import Array
 from gdrpy.arrays.interop import packed_array
 from gdrpy.arrays.shown import Shown
+from gdrpy.broker.client.broker import Broker
 from gdrpy.common.resource import Resource
 from gdrpy.errors import BackendUnavailable
-
-if TYPE_CHECKING:
-    from gdrpy.broker.client.broker import Broker
 
 __all__ = ["Pool", "assign", "attach", "empty_weights", "share"]
 
@@ -145,6 +143,7 @@ def share(
     Raises TypeError for anything else than named tensors, and for element types that the
     safetensors format lacks, ValueError for tensors without memory, and the errors of put_tensors.
     """
+    _check_broker("share", broker)
     state = tensors.state_dict() if isinstance(tensors, torch.nn.Module) else tensors
     if not isinstance(state, abc.Mapping):
         raise TypeError(
@@ -187,11 +186,12 @@ def attach(
         gpu: Whether the tensors show the GPU view; otherwise they show the CPU view.
         wait: For how many seconds to wait for the name to appear.
 
-    No byte is copied: ``assign(module, attach(broker, name))`` makes a module use the shared
+    No bytes are copied: ``assign(module, attach(broker, name))`` makes a module use the shared
     memory. The tensors keep their regions. Attach again to get a new version of the name.
 
     Raises NotFound, ValueError if the region holds no tensors, and the errors of ``Broker.get``.
     """
+    _check_broker("attach", broker)
     return _tensors(broker.tensors(name, gpu=gpu, wait=wait))
 
 
@@ -238,10 +238,23 @@ def assign(
     part of the module's state move to the tensors' device. Make optimizers afterwards: the
     parameters are new objects.
 
-    Raises ValueError if such a buffer has no memory, before anything is changed; RuntimeError for
-    missing, unexpected and misshapen tensors, as load_state_dict does.
+    Raises TypeError for other arguments, and ValueError if such a buffer has no memory, before
+    anything is changed; RuntimeError for missing, unexpected and misshapen tensors, as
+    load_state_dict does.
     """
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"assign: module must be a torch.nn.Module, not {type(module).__name__}")
+    if not isinstance(tensors, abc.Mapping):
+        raise TypeError(
+            f"assign: tensors must be a dict of tensors by name, not {type(tensors).__name__}"
+        )
     state = module.state_dict(keep_vars=True)
+    for name in state.keys() & tensors.keys():
+        if isinstance(state[name], torch.Tensor) and not isinstance(tensors[name], torch.Tensor):
+            raise TypeError(
+                f"assign: {name!r} is of type {type(tensors[name]).__name__}, not a tensor: pass "
+                f"what attach() returned"
+            )
     for name, buffer in module.named_buffers(remove_duplicate=False):
         if buffer.is_meta and name not in state:
             raise ValueError(
@@ -261,6 +274,11 @@ def assign(
             for name in part._non_persistent_buffers_set:
                 if part._buffers[name] is not None:
                     part._buffers[name] = part._buffers[name].to(*devices)
+
+
+def _check_broker(call: str, broker: object) -> None:
+    if not isinstance(broker, Broker):
+        raise TypeError(f"{call}: broker must be that of gdrpy.connect(), not {broker!r}")
 
 
 def _like(own: Any, tensor: torch.Tensor) -> torch.Tensor:

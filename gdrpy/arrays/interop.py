@@ -83,6 +83,8 @@ def host_array(call: str, obj: Any) -> DeviceArray | None:
 
 
 def _by_dlpack(call: str, obj: Any) -> DeviceArray | None:
+    if is_of(obj, "torch", "Tensor") and obj.is_meta:
+        raise ValueError(f"{call}: the tensor has no memory (device meta): pass one that has")
     kind, device = obj.__dlpack_device__()
     kind, device = int(kind), int(device)
     if kind == _CUDA_HOST or (kind == _CPU and not sim.loaded()):
@@ -103,6 +105,11 @@ def _by_dlpack(call: str, obj: Any) -> DeviceArray | None:
 def _capsule(call: str, obj: Any, **wishes: Any) -> object:
     """An object's capsule, of DLPack 1, which can say that it is read-only, if possible."""
     if is_of(obj, "torch", "Tensor"):
+        if str(obj.layout) != "torch.strided":
+            raise BufferError(
+                f"{call}: the tensor's elements are not all in its memory ({obj.layout}): pass "
+                f"tensor.to_dense()"
+            )
         if obj.requires_grad:
             raise BufferError(f"{call}: the tensor requires a gradient: pass tensor.detach()")
         if obj.is_neg():

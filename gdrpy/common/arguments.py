@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from operator import index
@@ -20,6 +21,14 @@ def as_int(call: str, name: str, value: Any) -> int:
         except TypeError:
             pass
     raise TypeError(f"{call}: {name} must be an int, not {value!r}")
+
+
+def as_path(call: str, name: str, value: Any) -> str:
+    """A path as a str. Raises TypeError."""
+    try:
+        return os.fsdecode(value)
+    except TypeError:
+        raise TypeError(f"{call}: {name} must be a path, not {value!r}") from None
 
 
 def is_of(value: object, module: str, name: str) -> bool:

@@ -273,6 +273,14 @@ class TestSealing:
             getattr(connected, call)("a", *more)
         assert str(caught.value) == f"{call}: there is no region of the name 'a'"
 
+    def test_digest_of_a_draft_is_refused(self, connected):
+        with connected.create("a", 16, "cpu") as draft:
+            draft.seal()
+            words = f"BrokerRegion.digest: {draft!r} is a draft, whose contents may change: publish"
+            with pytest.raises(gdrpy.InvalidRequest) as caught:
+                draft.digest()
+            assert str(caught.value).startswith(words)
+
     def test_digest_of_what_is_not_sealed_is_refused(self, connected):
         region = connected.allocate("a", 1, "cpu")
         with pytest.raises(gdrpy.InvalidRequest, match="not sealed"):
@@ -701,3 +709,34 @@ class TestLeaseThatABrokersDeathMadeUncertain:
             assert connected.stat("a").writers == 1  # and it may come back yet
         region.close()
         connected.close()
+
+
+class TestArguments:
+    @pytest.mark.parametrize(
+        ("wrong", "words"),
+        [
+            (lambda _: gdrpy.connect(3), "connect: socket must be a path, not 3"),
+            (lambda one: one.load(None, "a"), "load: path must be a path, not None"),
+            (
+                lambda one: one.load_checkpoint(None, "a"),
+                "load_checkpoint: folder must be a path, not None",
+            ),
+            (lambda one: one.put("a", b"1", metadata="m"), "put: metadata must be a dict, not 'm'"),
+            (
+                lambda one: one.put_tensors("a", {}, metadata=[1]),
+                "put_tensors: metadata must be a dict, not [1]",
+            ),
+            (
+                lambda one: one.attach_many(["a"]),
+                "attach_many: regions must be regions of a broker, not 'a'",
+            ),
+            (
+                lambda _: gdrpy.broker.Reference(3),
+                "Reference: region must be a region of a broker, not 3",
+            ),
+        ],
+    )
+    def test_of_another_kind_are_named(self, connected, wrong, words):
+        with pytest.raises(TypeError) as caught:
+            wrong(connected)
+        assert str(caught.value) == words

@@ -72,12 +72,15 @@ class TestCheckpoint:
                 content = client.get(match[1], gpu=False).read()
                 assert hashlib.sha256(content).hexdigest() == match[2]
 
-    def test_is_not_replaced_by_a_file(self, broker, folder, capsys):
+    @pytest.mark.parametrize("command", ["put", "load"])
+    def test_is_not_replaced_by_a_file(self, broker, folder, capsys, command):
         assert main(["load", str(folder), "--device", "cpu"]) == 0
         capsys.readouterr()
-        assert main(["put", "llama", str(folder / FIRST), "--device", "cpu"]) == 1
+        names = ["llama", str(folder / FIRST)]
+        names = names if command == "put" else names[::-1]
+        assert main([command, *names, "--device", "cpu"]) == 1
         assert capsys.readouterr().err == (
-            "error: put: 'llama' is a checkpoint, whose files are regions 'llama/'*: delete all of "
+            f"error: {command}: 'llama' is a checkpoint, whose files are regions 'llama/'*: delete all of "
             "it by `gdrpy rm -r llama`\n"
         )
 

@@ -115,6 +115,22 @@ class TestShare:
         words = "share: tensors must be a module, or a dict of tensors by name, not "
         assert str(caught.value) == words + kind
 
+    @pytest.mark.parametrize("call", [gdrpy.torch.share, gdrpy.torch.attach])
+    def test_wants_the_broker_first(self, call):
+        with pytest.raises(TypeError, match=r"broker must be that of gdrpy.connect\(\), not 'a'"):
+            call("a", "model", *[{}] * (call is gdrpy.torch.share))
+
+    @pytest.mark.parametrize(
+        ("tensor", "error", "words"),
+        [
+            (torch.ones(2, device="meta"), ValueError, "the tensor has no memory"),
+            (torch.eye(2).to_sparse(), BufferError, r"\(torch.sparse_coo\): pass tensor.to_dense"),
+        ],
+    )
+    def test_put_refuses_what_has_no_elements_in_memory(self, broker, tensor, error, words):
+        with pytest.raises(error, match=f"^put: .*{words}"):
+            broker.put("a", tensor)
+
     def test_refuses_what_is_no_tensor(self, broker):
         with pytest.raises(TypeError, match="share: 'step' is of type int, not a tensor: leave"):
             gdrpy.torch.share(broker, "refused", {"step": 3})
@@ -363,6 +379,22 @@ class TestAssign:
             model = Language()
         gdrpy.torch.assign(model, gdrpy.torch.share(broker, "language", state))
         assert torch.equal(model(WORDS), language(WORDS))
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (({}, torch.nn.Linear(2, 2)), "module must be a torch.nn.Module, not dict"),
+            ((torch.nn.Linear(2, 2), "x"), "tensors must be a dict of tensors by name, not str"),
+            (
+                (torch.nn.Linear(2, 2), {"bias": [1, 2]}),
+                "'bias' is of type list, not a tensor: pass what attach() returned",
+            ),
+        ],
+    )
+    def test_names_arguments_of_another_kind(self, arguments, words):
+        with pytest.raises(TypeError) as caught:
+            gdrpy.torch.assign(*arguments)
+        assert str(caught.value) == f"assign: {words}"
 
     def test_refuses_buffers_that_nothing_fills_and_says_how_to_make_them(self, broker, language):
         shared = gdrpy.torch.share(broker, "language", language)

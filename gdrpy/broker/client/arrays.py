@@ -13,6 +13,7 @@ from gdrpy.broker.client.arguments import as_name
 from gdrpy.broker.client.base import BrokerBase
 from gdrpy.broker.client.layouts import ARRAY, layout_of
 from gdrpy.broker.client.region import LeasedRegion
+from gdrpy.common.arguments import as_path
 
 R = TypeVar("R", bound=LeasedRegion)
 
@@ -47,7 +48,7 @@ async def put(
     """
     as_name("put", name)  # first, so that the error names swapped arguments
     source = elements_of("put", array)
-    about = {**(metadata or {}), ARRAY: layout_of(source)}
+    about = _described("put", metadata, {ARRAY: layout_of(source)})
     options: dict[str, Any] = {"mode": mode, "gpu": gpu, "cpu": cpu, "wait": wait}
     nbytes = max(source.data.nbytes, 1)
     draft = await calls.create(client, name, nbytes, device, metadata=about, **options)
@@ -81,6 +82,7 @@ async def put_tensors(
     does not exist.
     """
     as_name("put_tensors", name)
+    about = _described("put_tensors", metadata, SAFETENSORS)
     aliases = aliases or {}
     for alias, kept in aliases.items():
         if alias in tensors:
@@ -89,7 +91,6 @@ async def put_tensors(
             raise ValueError(
                 f"put_tensors: alias {alias!r} stands for {kept!r}, which is not a tensor's name"
             )
-    about = {**(metadata or {}), **SAFETENSORS}
     options: dict[str, Any] = {"mode": mode, "gpu": gpu, "cpu": cpu, "wait": wait}
     nbytes = safetensors.plan(tensors, aliases).nbytes
     draft = await calls.create(client, name, nbytes, device, metadata=about, **options)
@@ -121,11 +122,19 @@ async def load(
     Raises as :meth:`put`, ValueError for an invalid file, OSError.
     """
     as_name("load", name)
-    about = {**(metadata or {}), **SAFETENSORS}
+    path = as_path("load", "path", path)
+    about = _described("load", metadata, SAFETENSORS)
     options: dict[str, Any] = {"mode": mode, "gpu": gpu, "cpu": cpu, "wait": wait}
     nbytes = safetensors.size_of(path)
     draft = await calls.create(client, name, nbytes, device, metadata=about, **options)
     return await published(draft, lambda: safetensors.load(path, draft, progress), seal)
+
+
+def _described(call: str, metadata: Any, contents: Mapping[str, Any]) -> dict[str, Any]:
+    """A region's metadata, the caller's and what says how to read the contents."""
+    if metadata is not None and not isinstance(metadata, dict):
+        raise TypeError(f"{call}: metadata must be a dict, not {metadata!r}")
+    return {**(metadata or {}), **contents}
 
 
 async def published(draft: R, fill: Callable[[], object], seal: bool) -> R:

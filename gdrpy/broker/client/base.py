@@ -13,6 +13,7 @@ from gdrpy.broker.client.transport import Lost, Silent, Transport
 from gdrpy.broker.place import VARIABLE, connect_path
 from gdrpy.broker.requests import Request, call_of
 from gdrpy.broker.unix import PATH_ROOM
+from gdrpy.common.arguments import as_path
 from gdrpy.common.resource import Resource
 from gdrpy.errors import BrokerUnavailable, Timeout
 
@@ -78,7 +79,7 @@ async def reach(
         seconds = as_seconds("connect", name, value)
         if seconds == math.inf or (seconds == 0 and name == "timeout"):
             raise ValueError(f"connect: {name} must be a number of seconds, not {value!r}")
-    path = connect_path() if socket is None else os.fspath(socket)
+    path = connect_path() if socket is None else as_path("connect", "socket", socket)
     if len(os.fsencode(path)) >= PATH_ROOM:
         raise ValueError(
             f"connect: a socket's path has at most {PATH_ROOM - 1} bytes, and {path!r} has more: "

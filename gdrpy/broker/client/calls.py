@@ -301,7 +301,11 @@ async def attach_many(client: BrokerBase[R], regions: Iterable[R], *, newer: boo
     call = "attach_many"
     if isinstance(regions, LeasedRegion):
         raise TypeError(f"{call}: regions must be several regions, not {regions!r}: use attach()")
-    those = [one for one in regions if region_calls.must_attach(call, one, newer)]
+    given = list(regions)
+    for one in given:
+        if not isinstance(one, LeasedRegion):
+            raise TypeError(f"{call}: regions must be regions of a broker, not {one!r}")
+    those = [one for one in given if region_calls.must_attach(call, one, newer)]
     for region in those:
         if region._broker is not client:
             raise ValueError(f"{call}: {region!r} came from another connection: attach() it")
@@ -375,6 +379,9 @@ async def _named(client: BrokerBase[R], call: str, name: str) -> RegionInfo:
 
 async def delete(client: BrokerBase[R], name: str) -> None:
     """Delete a region's name. The memory is freed when the last holder closes the region.
+
+    The files of a checkpoint are regions of their own, named ``NAME/...``. They stay, and ``gdrpy
+    rm -r NAME`` deletes all of it.
 
     Raises NotFound, PermissionDenied, BrokerUnavailable.
     """

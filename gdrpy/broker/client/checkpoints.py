@@ -19,6 +19,7 @@ from gdrpy.broker.client.arrays import SAFETENSORS
 from gdrpy.broker.client.base import BrokerBase
 from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.protocol import CPU_DEVICE, UNDECODABLE
+from gdrpy.common.arguments import as_path
 from gdrpy.errors import NotFound, OutOfMemory, PermissionDenied
 
 if TYPE_CHECKING:
@@ -70,7 +71,8 @@ async def load_checkpoint(
     device = home = "cpu" if named == CPU_DEVICE else named
     if isinstance(home, int):
         home = (await calls.status(client))["uuids"].get(str(home), str(home))
-    files = [_source(os.fspath(folder), file, name) for file in safetensors.shards(folder)]
+    path = as_path("load_checkpoint", "folder", folder)
+    files = [_source(path, file, name) for file in safetensors.shards(path)]
     place = f"{name}/{_identity(files, home)}/"
     there = await _published(client, place, files, mode, seal)
     missing = [file for file in files if file.name not in there]

@@ -24,6 +24,8 @@ class Reference:
     """
 
     def __init__(self, region: LeasedRegion) -> None:
+        if not isinstance(region, LeasedRegion):
+            raise TypeError(f"Reference: region must be a region of a broker, not {region!r}")
         region._check("Reference")
         lease = region._lease
         self._source = Source(

@@ -11,7 +11,7 @@ from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.protocol import pack_metadata
 from gdrpy.broker.replies import Description, Grant, Published, RegionInfo, Reply, Sha256, described
 from gdrpy.broker.requests import Get, Request, call_of
-from gdrpy.errors import Gone
+from gdrpy.errors import Gone, InvalidRequest
 
 
 async def _ask(region: LeasedRegion, request: Request, kind: type[R]) -> R:
@@ -74,9 +74,14 @@ async def digest(region: LeasedRegion) -> str:
 
     It reads the whole region.
 
-    Raises InvalidRequest for a region that is not sealed, Gone.
+    Raises InvalidRequest for a draft and for a region that is not sealed, Gone.
     """
     region._check("BrokerRegion.digest")
+    if region.name is not None and not region.version:
+        raise InvalidRequest(
+            f"BrokerRegion.digest: {region!r} is a draft, whose contents may change: publish() and "
+            f"seal() it first"
+        )
     connection = region._broker._separate(endless=True)
     try:
         request = requests.Digest(region.id, id=0)

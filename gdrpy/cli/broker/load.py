@@ -34,6 +34,7 @@ from gdrpy import safetensors
 from gdrpy.broker.client.arguments import as_name
 from gdrpy.broker.client.broker import Broker, BrokerRegion
 from gdrpy.cli import broker, options
+from gdrpy.cli.broker.checkpoints import check_alone
 from gdrpy.cli.exits import FAILED, OK, UNUSABLE, CommandError
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
@@ -63,7 +64,10 @@ def run(args: argparse.Namespace, output: Output) -> int:
         args.name = path.name if path.is_dir() else path.stem
     copied = _Copied()
     with broker.connect(args) as client:
-        args.mode, args.seal = broker.mode_and_seal(broker.readable(client, args.name), args)
+        replaced = broker.readable(client, args.name)
+        if not path.is_dir():
+            check_alone(client, "load", replaced)
+        args.mode, args.seal = broker.mode_and_seal(replaced, args)
         if args.digest and not args.seal:
             raise CommandError("--digest needs --seal: only sealed regions have digests", UNUSABLE)
         try:

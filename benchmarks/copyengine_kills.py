@@ -174,7 +174,9 @@ def _born(peer: socket.socket, kind: str, choice: random.Random) -> tuple[int, l
             if ended(0):
                 raise RuntimeError(f"process {pid} ended before its first copy")
             if time.monotonic() > deadline:
-                raise RuntimeError(f"no first copy of process {pid} in {_PATIENCE} s: {_state(pid)}")
+                raise RuntimeError(
+                    f"no first copy of process {pid} in {_PATIENCE} s: {_state(pid)}"
+                )
     return pid, _received(peer)[1]
 
 

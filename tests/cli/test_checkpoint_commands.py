@@ -80,8 +80,8 @@ class TestCheckpoint:
         names = names if command == "put" else names[::-1]
         assert main([command, *names, "--device", "cpu"]) == 1
         assert capsys.readouterr().err == (
-            f"error: {command}: 'llama' is a checkpoint, whose files are regions 'llama/'*: delete all of "
-            "it by `gdrpy rm -r llama`\n"
+            f"error: {command}: 'llama' is a checkpoint, whose files are regions 'llama/'*: delete "
+            "all of it by `gdrpy rm -r llama`\n"
         )
 
 

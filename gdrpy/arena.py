@@ -7,6 +7,7 @@ import errno
 import functools
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,8 +16,14 @@ from gdrpy.arrays.shown import Shown
 from gdrpy.common.arguments import as_int, as_range, as_size
 from gdrpy.common.resource import Hold, Resource
 from gdrpy.common.sizes import counted, told_size
-from gdrpy.errors import OutOfMemory
+from gdrpy.errors import Detached, OutOfMemory
 from gdrpy.memory.memory import settle
+from gdrpy.memory.page_locked import page_locked
+from gdrpy.memory.view import Mapping
+from gdrpy.region import Region, alloc, wait_for_work
+
+#: A range of the region: its offset and its bytes.
+_Piece = tuple[int, int]
 
 #: Addresses and sizes of blocks are multiples of this many bytes.
 ALIGNMENT = 512
@@ -79,6 +86,10 @@ class Arena(Resource):
         self.nbytes = size
         self._slot = slot
         self._hold = hold
+        self._sleeping = False
+        self._host: Mapping | None = None
+        #: The pieces of the region that host memory has.
+        self._kept: list[_Piece] = []
         super().__init__()
 
     @classmethod
@@ -95,6 +106,8 @@ class Arena(Resource):
         size = as_size(call, nbytes)
         with self._lock:
             self._check(call)
+            if self._sleeping:
+                raise Detached(f"{call}: the arena sleeps: wake() it first")
             address = int(_library().gdrpy_arena_allocate(self._slot, size))
         if not address:
             usage = self._usage()
@@ -113,6 +126,109 @@ class Arena(Resource):
                 f"{call}: the current device is {current}, and the region lies on "
                 f"{self.region.device}: make that one current first"
             )
+
+    @property
+    def sleeping(self) -> bool:
+        """Whether :meth:`sleep` gave the memory back, and :meth:`wake` has not brought it back."""
+        self._check("Arena.sleeping")
+        return self._sleeping
+
+    def sleep(self, keep: str | None = "host", *, unchanged: bool = False) -> None:
+        """Give the region's memory back; the blocks keep their addresses for :meth:`wake`.
+
+        Args:
+            keep: "host" copies the blocks to page-locked host memory, which the arena keeps for
+                its next sleep. None drops their contents.
+            unchanged: The promise that no block was written since the last :meth:`wake`. The copies
+                of the last sleep then serve again, if the blocks are the same ones.
+
+        It waits for the GPU as :meth:`Region.detach` does, and does nothing for an arena that
+        sleeps. Meanwhile tensors and arrays in the blocks are invalid, and may be freed. Make no
+        new ones.
+
+        Raises ValueError unless the arena has the whole of a region of :func:`gdrpy.alloc`,
+        OutOfMemory, and as detach(). The arena is awake then.
+        """
+        call = "Arena.sleep"
+        if keep not in ("host", None):
+            raise ValueError(f'{call}: keep must be "host" or None, not {keep!r}')
+        with self._lock:
+            self._check(call)
+            if self._sleeping:
+                return
+            region = self.region
+            if type(region) is not Region or self.nbytes != region.nbytes:
+                raise ValueError(
+                    f"{call}: the arena must have the whole of a region of gdrpy.alloc(), not "
+                    f"{told_size(self.nbytes)} at offset {self.offset} of {region!r}"
+                )
+            wait_for_work(call, [region])
+            pieces = self._pieces() if keep else []
+            if not unchanged or pieces != self._kept:
+                self._keep(pieces)
+            self._sleeping = True
+            try:
+                region.detach()
+            finally:
+                self._sleeping = region.detached
+
+    def wake(self) -> None:
+        """Bring memory back to the addresses of a sleeping arena, with the contents that were kept.
+
+        It does nothing for an arena that is awake. Raises OutOfMemory, and as :func:`gdrpy.alloc`
+        and :meth:`Region.attach`. The arena sleeps on then, and loses nothing.
+        """
+        call = "Arena.wake"
+        with self._lock:
+            self._check(call)
+            if not self._sleeping:
+                return
+            region = self.region
+            assert type(region) is Region
+            with alloc(region.nbytes, region.device, gpu=False, cpu=False) as memory:
+                try:
+                    region.attach(memory._memory.fd)
+                    for offset, part in self._host_parts(self._kept):
+                        region.write(part, offset)
+                except BaseException:
+                    region.detach()
+                    raise
+                finally:
+                    self._sleeping = region.detached
+
+    def _pieces(self) -> list[_Piece]:
+        """Where the region has blocks, and how long; neighbours are one piece."""
+        blocks = (_Block * self._usage().blocks)()
+        count = int(_library().gdrpy_arena_blocks(self._slot, blocks, len(blocks)))
+        pieces: list[_Piece] = []
+        for block in blocks[:count]:
+            start, end = block.start - self.region.ptr, block.end - self.region.ptr
+            if pieces and sum(pieces[-1]) == start:
+                start = pieces.pop()[0]
+            pieces.append((start, end - start))
+        return pieces
+
+    def _keep(self, pieces: list[_Piece]) -> None:
+        """Copy pieces of the region to host memory."""
+        nbytes = sum(size for _, size in pieces)
+        self._kept = []
+        if self._host is not None and self._host.nbytes < nbytes:
+            self._host.close()
+            self._host = None
+        if self._host is None and nbytes:
+            self._host = page_locked(nbytes, self.region.device)
+        for offset, part in self._host_parts(pieces):
+            self.region.readinto(part, offset)
+        self._kept = pieces
+
+    def _host_parts(self, pieces: list[_Piece]) -> Iterator[tuple[int, memoryview]]:
+        """The offset of each piece in the region, and its bytes in host memory."""
+        at = 0
+        for offset, size in pieces:
+            assert self._host is not None
+            with memoryview(self._host)[at : at + size] as part:
+                yield offset, part
+            at += size
 
     def free(self, ptr: int, stream: Any = None) -> None:
         """Free the block at a GPU address, which may be reused at once.
@@ -163,6 +279,8 @@ class Arena(Resource):
                 f"Arena.close: {usage.blocks} blocks with {usage.used} bytes are in use: delete "
                 f"the tensors and arrays in them first, and have their library free what it caches"
             )
+        if self._host is not None:
+            self._host.close()
 
     def _release_with_users(self) -> bool:
         if _give_back(self._slot, self._hold):
@@ -184,6 +302,12 @@ class Arena(Resource):
             f"<Arena of {self.nbytes} bytes at offset {self.offset} of {self.region!r}, "
             f"{usage.used} used in {usage.blocks} blocks>"
         )
+
+
+class _Block(ctypes.Structure):
+    start: int
+    end: int
+    _fields_ = [(name, ctypes.c_uint64) for name in ("start", "end")]
 
 
 class _Usage(ctypes.Structure):
@@ -234,6 +358,12 @@ def _library() -> Any:
     library.gdrpy_arena_allocate.argtypes = (ctypes.c_int, ctypes.c_uint64)
     library.gdrpy_arena_allocate.restype = ctypes.c_uint64
     library.gdrpy_arena_free.argtypes = (ctypes.c_int, ctypes.c_uint64)
+    library.gdrpy_arena_blocks.argtypes = (
+        ctypes.c_int,
+        ctypes.POINTER(_Block),
+        ctypes.c_uint64,
+    )
+    library.gdrpy_arena_blocks.restype = ctypes.c_uint64
     library.gdrpy_arena_usage.argtypes = (ctypes.c_int, ctypes.POINTER(_Usage))
     return library
 

@@ -436,16 +436,9 @@ def detach_many(regions: Iterable[Region]) -> None:
 
 
 def _detach_all(call: str, regions: list[Region]) -> None:
-    devices = set()
     for region in regions:
         alone(region._lock, region._detachable, call)
-        devices.add(region._memory.devices)
-    for each in devices:
-        if not reclaim.wait(each):
-            raise BufferError(
-                f"{call}: CUDA cannot tell now whether the GPU is done with the memory, as while a "
-                f"graph is captured: detach after that"
-            )
+    wait_for_work(call, regions)
     sources: list[Any] = []
     with Undo() as kept, Undo() as restore:
         for region in regions:
@@ -454,6 +447,16 @@ def _detach_all(call: str, regions: list[Region]) -> None:
     for source in sources:
         if source is not None:
             source.close()
+
+
+def wait_for_work(call: str, regions: list[Region]) -> None:
+    """Wait for the work queued by now on the GPUs of regions. Raises BufferError."""
+    for each in {region._memory.devices for region in regions}:
+        if not reclaim.wait(each):
+            raise BufferError(
+                f"{call}: CUDA cannot tell now whether the GPU is done with the memory, as while a "
+                f"graph is captured: detach after that"
+            )
 
 
 def remember(region: Region) -> None:

@@ -96,6 +96,21 @@ class Pool(Resource):
             )
         return Array(self.region, found.shape, found.dtype, offset)
 
+    def sleep(self, keep: str | None = "host", *, unchanged: bool = False) -> None:
+        """Give the memory back; tensors and captured graphs keep their addresses for :meth:`wake`.
+
+        See :meth:`gdrpy.Arena.sleep`. torch's cache is emptied first, so that what it does not use
+        is not copied. Make no tensors of the pool meanwhile, and use none.
+        """
+        self._check("Pool.sleep")
+        torch.cuda.empty_cache()
+        self.arena.sleep(keep, unchanged=unchanged)
+
+    def wake(self) -> None:
+        """Bring memory back, with the contents that were kept: see :meth:`gdrpy.Arena.wake`."""
+        self._check("Pool.wake")
+        self.arena.wake()
+
     def _release(self) -> None:
         # torch frees empty segments when the last reference to its pool goes, and those that become
         # empty later when it empties its cache.

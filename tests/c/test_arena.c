@@ -51,6 +51,32 @@ static void blocks_follow_each_other_aligned(void)
 	CHECK_EQ(gdrpy_arena_close(slot), 0);
 }
 
+static void blocks_are_told_by_address_as_far_as_there_is_room(void)
+{
+	int slot = new_arena(10 * UNIT);
+	struct gdrpy_arena_block blocks[3] = {{0}};
+	uint64_t first = gdrpy_arena_allocate(slot, UNIT);
+	uint64_t second = gdrpy_arena_allocate(slot, 2 * UNIT);
+
+	gdrpy_arena_free(slot, first);
+	CHECK_EQ(gdrpy_arena_allocate(slot, 1), first);
+	CHECK_EQ(gdrpy_arena_blocks(slot, blocks, 3), 2);
+	CHECK_EQ(blocks[0].start, first);
+	CHECK_EQ(blocks[0].end, first + UNIT);
+	CHECK_EQ(blocks[1].start, second);
+	CHECK_EQ(blocks[1].end, second + 2 * UNIT);
+	CHECK_EQ(blocks[2].end, 0);
+	blocks[1].end = 0;
+	CHECK_EQ(gdrpy_arena_blocks(slot, blocks, 1), 1);
+	CHECK_EQ(blocks[1].end, 0);
+	CHECK_EQ(gdrpy_arena_blocks(slot, NULL, 0), 0);
+	gdrpy_arena_free(slot, first);
+	gdrpy_arena_free(slot, second);
+	CHECK_EQ(gdrpy_arena_blocks(slot, blocks, 3), 0);
+	CHECK_EQ(gdrpy_arena_close(slot), 0);
+	CHECK_EQ(gdrpy_arena_blocks(slot, blocks, 3), 0);
+}
+
 static void first_piece_that_is_large_enough_is_taken(void)
 {
 	int slot = new_arena(10 * UNIT);
@@ -301,8 +327,10 @@ static void child_of_a_busy_process_finds_the_arena_whole(void)
 	CHECK_EQ(gdrpy_arena_close(slot), 0);
 }
 
-CHECK_MAIN(TEST(blocks_follow_each_other_aligned), TEST(first_piece_that_is_large_enough_is_taken),
-	   TEST(free_neighbours_are_one_piece), TEST(too_much_is_refused_and_changes_nothing),
+CHECK_MAIN(TEST(blocks_follow_each_other_aligned),
+	   TEST(blocks_are_told_by_address_as_far_as_there_is_room),
+	   TEST(first_piece_that_is_large_enough_is_taken), TEST(free_neighbours_are_one_piece),
+	   TEST(too_much_is_refused_and_changes_nothing),
 	   TEST(what_lies_before_and_behind_whole_units_is_left_out),
 	   TEST(what_is_no_block_is_not_freed), TEST(arena_with_blocks_stays_open),
 	   TEST(slots_run_out_and_are_used_again),

@@ -8,17 +8,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct block {
-	uint64_t start, end;
-};
-
 /* Blocks are sorted by address. Bytes outside of them are free. */
 struct arena {
 	bool open;
 	int device;
 	struct gdrpy_arena_driver driver;
 	uint64_t start, end;
-	struct block *blocks;
+	struct gdrpy_arena_block *blocks;
 	size_t count, room;
 	uint64_t used;
 };
@@ -92,16 +88,16 @@ int gdrpy_arena_close(int slot)
 }
 
 /* The free piece before block `index`, or after the last one. */
-static struct block gap(const struct arena *arena, size_t index)
+static struct gdrpy_arena_block gap(const struct arena *arena, size_t index)
 {
-	return (struct block){
+	return (struct gdrpy_arena_block){
 		.start = index ? arena->blocks[index - 1].end : arena->start,
 		.end = index < arena->count ? arena->blocks[index].start : arena->end,
 	};
 }
 
 /* Rounding the start up may move it past the end. */
-static uint64_t size_of(struct block piece)
+static uint64_t size_of(struct gdrpy_arena_block piece)
 {
 	return piece.end > piece.start ? piece.end - piece.start : 0;
 }
@@ -109,7 +105,7 @@ static uint64_t size_of(struct block piece)
 static bool make_room(struct arena *arena)
 {
 	size_t room = arena->room ? 2 * arena->room : 16;
-	struct block *blocks;
+	struct gdrpy_arena_block *blocks;
 
 	if (arena->count < arena->room)
 		return true;
@@ -127,7 +123,8 @@ static uint64_t carve(struct arena *arena, uint64_t nbytes)
 	uint64_t start;
 
 	/* Rounding up a size larger than the arena could overflow. */
-	if (nbytes > size_of((struct block){arena->start, arena->end}) || !make_room(arena))
+	if (nbytes > size_of((struct gdrpy_arena_block){arena->start, arena->end}) ||
+	    !make_room(arena))
 		return 0;
 	nbytes = nbytes ? align_up(nbytes) : GDRPY_ARENA_ALIGNMENT;
 	while (index <= arena->count && size_of(gap(arena, index)) < nbytes)
@@ -138,7 +135,7 @@ static uint64_t carve(struct arena *arena, uint64_t nbytes)
 	start = gap(arena, index).start;
 	memmove(&arena->blocks[index + 1], &arena->blocks[index],
 		(arena->count - index) * sizeof(*arena->blocks));
-	arena->blocks[index] = (struct block){start, start + nbytes};
+	arena->blocks[index] = (struct gdrpy_arena_block){start, start + nbytes};
 	arena->count++;
 	arena->used += nbytes;
 	return start;
@@ -159,15 +156,16 @@ uint64_t gdrpy_arena_allocate(int slot, uint64_t nbytes)
 
 static int compare(const void *one, const void *two)
 {
-	uint64_t a = ((const struct block *)one)->start, b = ((const struct block *)two)->start;
+	uint64_t a = ((const struct gdrpy_arena_block *)one)->start,
+		 b = ((const struct gdrpy_arena_block *)two)->start;
 
 	return a < b ? -1 : a > b;
 }
 
 static int give_back(struct arena *arena, uint64_t address)
 {
-	struct block wanted = {.start = address};
-	struct block *block;
+	struct gdrpy_arena_block wanted = {.start = address};
+	struct gdrpy_arena_block *block;
 	size_t after;
 
 	if (!arena->count)
@@ -193,6 +191,21 @@ int gdrpy_arena_free(int slot, uint64_t address)
 		ret = give_back(arena, address);
 	unlock_all();
 	return ret;
+}
+
+uint64_t gdrpy_arena_blocks(int slot, struct gdrpy_arena_block *blocks, uint64_t room)
+{
+	struct arena *arena;
+	uint64_t count = 0;
+
+	lock_all();
+	arena = find(slot);
+	if (arena)
+		count = arena->count < room ? arena->count : room;
+	if (count)
+		memcpy(blocks, arena->blocks, count * sizeof(*blocks));
+	unlock_all();
+	return count;
 }
 
 void gdrpy_arena_usage(int slot, struct gdrpy_arena_usage *usage)

@@ -27,6 +27,10 @@ struct gdrpy_arena_driver {
 	int (*pop)(void **context);
 };
 
+struct gdrpy_arena_block {
+	uint64_t start, end;
+};
+
 struct gdrpy_arena_usage {
 	uint64_t used; /* bytes, in blocks */
 	uint64_t blocks;
@@ -48,6 +52,10 @@ GDRPY_ARENA_API uint64_t gdrpy_arena_allocate(int slot, uint64_t nbytes);
 
 /* 0, or -EINVAL if no block begins at the address. */
 GDRPY_ARENA_API int gdrpy_arena_free(int slot, uint64_t address);
+
+/* Fill in the blocks by address, as many as there is room for. Returns how many these are. */
+GDRPY_ARENA_API uint64_t gdrpy_arena_blocks(int slot, struct gdrpy_arena_block *blocks,
+					    uint64_t room);
 
 GDRPY_ARENA_API void gdrpy_arena_usage(int slot, struct gdrpy_arena_usage *usage);
 

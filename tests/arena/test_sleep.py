@@ -1,0 +1,208 @@
+"""Arenas that give their memory back and wake at the same addresses."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+import gdrpy
+from gdrpy import arena as arena_module
+from gdrpy import cuda
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def region(nothing_leaks):
+    with gdrpy.alloc(8 * MIB) as region:
+        yield region
+
+
+@pytest.fixture
+def arena(region):
+    with gdrpy.Arena(region) as arena:
+        yield arena
+        arena.wake()
+        for block in blocks(arena):
+            arena.free(block)
+
+
+def blocks(arena: gdrpy.Arena) -> list[int]:
+    """The addresses of an arena's blocks."""
+    found = (arena_module._Block * 16)()
+    count = arena_module._library().gdrpy_arena_blocks(arena._slot, found, len(found))
+    return [block.start for block in found[:count]]
+
+
+def fill(arena: gdrpy.Arena, sizes: list[int]) -> dict[int, bytes]:
+    """Blocks with random bytes, and a free block after each."""
+    made = {}
+    for size in sizes:
+        block = arena.allocate(size)
+        gap = arena.allocate(512)
+        made[block] = random.Random(size).randbytes(size)
+        arena.region.write(made[block], block - arena.region.ptr)
+        made[gap] = b""
+    for gap in [address for address, content in made.items() if not content]:
+        arena.free(gap)
+        del made[gap]
+    return made
+
+
+def free_nbytes() -> int:
+    with cuda.context(0):
+        return int(cuda.call("cuMemGetInfo")[0])
+
+
+def contents(arena: gdrpy.Arena, made: dict[int, bytes]) -> dict[int, bytes]:
+    start = arena.region.ptr
+    return {at: bytes(arena.region.read(len(one), at - start)) for at, one in made.items()}
+
+
+class Copies:
+    """Counts the bytes that regions copy to host memory."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.nbytes = 0
+        readinto = gdrpy.Region.readinto
+
+        def counted(region, into, *more):
+            self.nbytes += memoryview(into).nbytes
+            return readinto(region, into, *more)
+
+        monkeypatch.setattr(gdrpy.Region, "readinto", counted)
+
+
+class TestSleep:
+    def test_gives_the_memory_back_and_keeps_the_addresses(self, arena, region):
+        made = fill(arena, [MIB, 1000, 3 * MIB])
+        before, free = region.ptr, free_nbytes()
+        arena.sleep()
+        assert (arena.sleeping, region.detached) == (True, True)
+        assert free_nbytes() == free + region.allocation_size
+        arena.wake()
+        assert (arena.sleeping, region.detached, region.ptr) == (False, False, before)
+        assert contents(arena, made) == made
+
+    def test_twice_is_sleep_and_so_is_wake(self, arena):
+        made = fill(arena, [1000])
+        arena.wake()
+        for _ in range(2):
+            arena.sleep()
+        for _ in range(2):
+            arena.wake()
+        assert contents(arena, made) == made
+
+    def test_copies_the_blocks_alone(self, arena, monkeypatch):
+        fill(arena, [MIB, 1000])
+        copies = Copies(monkeypatch)
+        arena.sleep()
+        assert copies.nbytes == MIB + 1024
+
+    def test_of_what_is_unchanged_copies_nothing_again(self, arena, monkeypatch):
+        made = fill(arena, [MIB, 1000])
+        arena.sleep(unchanged=True)  # there is no copy yet
+        arena.wake()
+        copies = Copies(monkeypatch)
+        for _ in range(2):
+            arena.sleep(unchanged=True)
+            arena.wake()
+        assert copies.nbytes == 0
+        assert contents(arena, made) == made
+
+    def test_copies_all_again_if_there_are_other_blocks(self, arena, monkeypatch):
+        made = fill(arena, [MIB])
+        arena.sleep()
+        arena.wake()
+        made |= fill(arena, [2 * MIB])
+        copies = Copies(monkeypatch)
+        arena.sleep(unchanged=True)
+        arena.wake()
+        assert copies.nbytes == 3 * MIB
+        assert contents(arena, made) == made
+
+    def test_that_keeps_nothing_has_no_copy_for_the_next(self, arena, monkeypatch):
+        made = fill(arena, [1000])
+        arena.sleep()
+        arena.wake()
+        arena.sleep(keep=None)
+        arena.wake()
+        made = dict.fromkeys(made, b"again")
+        for at, one in made.items():
+            arena.region.write(one, at - arena.region.ptr)
+        copies = Copies(monkeypatch)
+        arena.sleep(unchanged=True)
+        arena.wake()
+        assert (copies.nbytes, contents(arena, made)) == (1024, made)
+
+    def test_of_an_empty_arena_copies_nothing(self, arena, monkeypatch):
+        copies = Copies(monkeypatch)
+        arena.sleep()
+        arena.wake()
+        assert copies.nbytes == 0
+
+    def test_lets_blocks_be_freed_and_makes_none(self, arena):
+        made = fill(arena, [1000, 2000])
+        arena.sleep()
+        arena.free(next(iter(made)))
+        with pytest.raises(gdrpy.Detached, match=r"Arena.allocate: the arena sleeps: wake\(\) it"):
+            arena.allocate(1)
+        arena.wake()
+        made.pop(next(iter(made)))
+        assert contents(arena, made) == made
+
+    def test_leaves_the_arena_awake_if_the_region_is_in_use(self, arena, region):
+        made = fill(arena, [1000])
+        view = region.array().numpy()
+        with pytest.raises(BufferError, match="detach"):
+            arena.sleep()
+        assert not arena.sleeping
+        del view
+        assert contents(arena, made) == made
+
+    def test_that_cannot_wake_sleeps_on_and_loses_nothing(self, arena, monkeypatch):
+        made = fill(arena, [1000])
+        arena.sleep()
+        with monkeypatch.context() as patch:
+            patch.setattr("gdrpy.arena.alloc", refuse)
+            with pytest.raises(gdrpy.OutOfMemory):
+                arena.wake()
+        with monkeypatch.context() as patch:
+            patch.setattr(gdrpy.Region, "write", refuse)
+            with pytest.raises(gdrpy.OutOfMemory):
+                arena.wake()
+        assert (arena.sleeping, arena.region.detached) == (True, True)
+        arena.wake()
+        assert contents(arena, made) == made
+
+    def test_wants_the_whole_region(self, region):
+        with gdrpy.Arena(region, MIB) as arena:
+            with pytest.raises(ValueError, match="Arena.sleep: the arena must have the whole of"):
+                arena.sleep()
+            assert not arena.sleeping
+
+    def test_of_a_brokers_region_is_refused(self, nothing_leaks):
+        with (
+            gdrpy.broker.temporary() as socket,
+            gdrpy.connect(socket) as broker,
+            broker.allocate("a", 4096) as region,
+            gdrpy.Arena(region) as arena,
+            pytest.raises(ValueError, match=r"a region of gdrpy.alloc\(\), not 4 KiB at"),
+        ):
+            arena.sleep()
+
+    @pytest.mark.parametrize("keep", ["disk", 1, True])
+    def test_keeps_on_the_host_or_not_at_all(self, arena, keep):
+        with pytest.raises(ValueError, match='Arena.sleep: keep must be "host" or None, not '):
+            arena.sleep(keep)
+
+    def test_ends_with_the_arena(self, region):
+        arena = gdrpy.Arena(region)
+        arena.sleep()
+        arena.close()
+        assert region.detached
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise gdrpy.OutOfMemory("none is left")

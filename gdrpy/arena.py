@@ -7,11 +7,14 @@ import errno
 import functools
 import os
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gdrpy import cuda
+from gdrpy._core._mapping import alone
 from gdrpy.arrays.shown import Shown
 from gdrpy.common.arguments import as_int, as_range, as_size
 from gdrpy.common.resource import Hold, Resource
@@ -58,7 +61,8 @@ class Arena(Resource):
     The region stays open as long as its arena. :meth:`close` raises BufferError while there are
     blocks; the end of a ``with`` block warns StillInUse instead. Such an arena, and a dropped one,
     keeps the memory until its last block is freed. This is noticed when a region is closed or the
-    next arena is made.
+    next arena is made. An arena that slept frees its host memory when it is closed, which waits for
+    all running kernels.
 
     Raises MissingView without the GPU view, ValueError outside the region, Sealed and ReadOnly
     if the region may not be written, OutOfMemory if 64 arenas are open.
@@ -86,6 +90,7 @@ class Arena(Resource):
         self.nbytes = size
         self._slot = slot
         self._hold = hold
+        self._turn = threading.Lock()  # of those who sleep and wake
         self._sleeping = False
         self._host: Mapping | None = None
         #: The pieces of the region that host memory has.
@@ -100,7 +105,8 @@ class Arena(Resource):
     def allocate(self, nbytes: int) -> int:
         """The GPU address of a new block of ``nbytes`` bytes, whose contents are undefined.
 
-        Raises OutOfMemory if no free piece is large enough, ValueError, Closed.
+        Raises OutOfMemory if no free piece is large enough, Detached while the arena sleeps,
+        ValueError, Closed.
         """
         call = "Arena.allocate"
         size = as_size(call, nbytes)
@@ -138,13 +144,14 @@ class Arena(Resource):
 
         Args:
             keep: "host" copies the blocks to page-locked host memory, which the arena keeps for
-                its next sleep. None drops their contents.
+                its next sleep. None drops their contents, and that host memory.
             unchanged: The promise that no block was written since the last :meth:`wake`. The copies
                 of the last sleep then serve again, if the blocks are the same ones.
 
         It waits for the GPU as :meth:`Region.detach` does, and does nothing for an arena that
         sleeps. Meanwhile tensors and arrays in the blocks are invalid, and may be freed. Make no
-        new ones.
+        new ones. What lies in the region outside the blocks is lost, and other processes that
+        opened the region keep the old memory: they no longer share it after wake().
 
         Raises ValueError unless the arena has the whole of a region of :func:`gdrpy.alloc`,
         OutOfMemory, and as detach(). The arena is awake then.
@@ -152,25 +159,24 @@ class Arena(Resource):
         call = "Arena.sleep"
         if keep not in ("host", None):
             raise ValueError(f'{call}: keep must be "host" or None, not {keep!r}')
-        with self._lock:
+        self._check(call)
+        with self._turn:
             self._check(call)
-            if self._sleeping:
+            region = self._whole_region(call)
+            if self._sleeping and region.detached:
                 return
-            region = self.region
-            if type(region) is not Region or self.nbytes != region.nbytes:
-                raise ValueError(
-                    f"{call}: the arena must have the whole of a region of gdrpy.alloc(), not "
-                    f"{told_size(self.nbytes)} at offset {self.offset} of {region!r}"
-                )
-            wait_for_work(call, [region])
-            pieces = self._pieces() if keep else []
-            if not unchanged or pieces != self._kept:
-                self._keep(pieces)
-            self._sleeping = True
+            if not self._sleeping:
+                alone(region._lock, region._detachable, call)
+                wait_for_work(call, [region])
+                pieces = self._pieces() if keep else []
+                if not unchanged or pieces != self._kept:
+                    self._keep(pieces)
+            before, self._sleeping = self._sleeping, True
             try:
                 region.detach()
-            finally:
-                self._sleeping = region.detached
+            except BaseException:
+                self._sleeping = before or region.detached
+                raise
 
     def wake(self) -> None:
         """Bring memory back to the addresses of a sleeping arena, with the contents that were kept.
@@ -179,22 +185,35 @@ class Arena(Resource):
         and :meth:`Region.attach`. The arena sleeps on then, and loses nothing.
         """
         call = "Arena.wake"
-        with self._lock:
+        self._check(call)
+        with self._turn:
             self._check(call)
             if not self._sleeping:
                 return
-            region = self.region
-            assert type(region) is Region
-            with alloc(region.nbytes, region.device, gpu=False, cpu=False) as memory:
-                try:
-                    region.attach(memory._memory.fd)
-                    for offset, part in self._host_parts(self._kept):
-                        region.write(part, offset)
-                except BaseException:
+            region = self._whole_region(call)
+            try:
+                if region.detached:
+                    with alloc(region.nbytes, region.device, gpu=False, cpu=False) as memory:
+                        region.attach(memory._memory.fd)
+                    region._memory.created = True
+                for offset, part in self._host_parts(self._kept):
+                    region.write(part, offset)
+            except BaseException:
+                with suppress(Exception):  # the next try writes everything again
                     region.detach()
-                    raise
-                finally:
-                    self._sleeping = region.detached
+                raise
+            self._sleeping = False
+
+    def _whole_region(self, call: str) -> Region:
+        """The region, if it may sleep. Raises ValueError."""
+        region = self.region
+        own = self._sleeping or region._memory.created
+        if isinstance(region, Region) and own and self.nbytes == region.nbytes:
+            return region
+        raise ValueError(
+            f"{call}: the arena must have the whole of a region of gdrpy.alloc(), not "
+            f"{told_size(self.nbytes)} at offset {self.offset} of {region!r}"
+        )
 
     def _pieces(self) -> list[_Piece]:
         """Where the region has blocks, and how long; neighbours are one piece."""
@@ -212,14 +231,18 @@ class Arena(Resource):
         """Copy pieces of the region to host memory."""
         nbytes = sum(size for _, size in pieces)
         self._kept = []
-        if self._host is not None and self._host.nbytes < nbytes:
-            self._host.close()
-            self._host = None
+        if not nbytes or (self._host is not None and self._host.nbytes < nbytes):
+            self._drop_host()
         if self._host is None and nbytes:
             self._host = page_locked(nbytes, self.region.device)
         for offset, part in self._host_parts(pieces):
             self.region.readinto(part, offset)
         self._kept = pieces
+
+    def _drop_host(self) -> None:
+        host, self._host, self._kept = self._host, None, []
+        if host is not None:
+            host.close()
 
     def _host_parts(self, pieces: list[_Piece]) -> Iterator[tuple[int, memoryview]]:
         """The offset of each piece in the region, and its bytes in host memory."""
@@ -274,15 +297,16 @@ class Arena(Resource):
 
     def _release(self) -> None:
         usage = self._usage()
+        if not usage.blocks:
+            self._drop_host()
         if not _give_back(self._slot, self._hold):
             raise BufferError(
                 f"Arena.close: {usage.blocks} blocks with {usage.used} bytes are in use: delete "
                 f"the tensors and arrays in them first, and have their library free what it caches"
             )
-        if self._host is not None:
-            self._host.close()
 
     def _release_with_users(self) -> bool:
+        self._drop_host()
         if _give_back(self._slot, self._hold):
             return False
         _abandoned.append((self._slot, self._hold))

@@ -334,6 +334,7 @@ class Region(Shown):
             return False
         assert isinstance(self._memory, GpuMemory)
         attach_export(call, self._memory, fd, readonly)
+        self._memory.created = False
         before, self.readonly = self.readonly, readonly
         self._memory.source = source
         try:

@@ -99,11 +99,10 @@ class Pool(Resource):
     def sleep(self, keep: str | None = "host", *, unchanged: bool = False) -> None:
         """Give the memory back; tensors and captured graphs keep their addresses for :meth:`wake`.
 
-        See :meth:`gdrpy.Arena.sleep`. torch's cache is emptied first, so that what it does not use
-        is not copied. Make no tensors of the pool meanwhile, and use none.
+        See :meth:`gdrpy.Arena.sleep`. Segments of the pool that torch has cached are copied too.
+        Make no tensors of the pool meanwhile, and use none.
         """
         self._check("Pool.sleep")
-        torch.cuda.empty_cache()
         self.arena.sleep(keep, unchanged=unchanged)
 
     def wake(self) -> None:

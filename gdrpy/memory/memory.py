@@ -37,6 +37,8 @@ class Memory(Owner, ABC):
     fabric: bytes | None = None
     #: Whether only the GPU addresses are kept.
     detached = False
+    #: Whether alloc() made it, and not another owner.
+    created = False
     _fd: Descriptor | None = None
 
     def __init__(self, size: int, backend: str | None, location: str) -> None:

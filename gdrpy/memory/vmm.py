@@ -93,7 +93,7 @@ def create(
             ptr = _reserve(addresses, "alloc", size, device, address)
             _map(held, ptr, handle, size, (device,))
         name = fabrics.export(handle) if fabric else None
-        return GpuMemory(
+        memory = GpuMemory(
             size,
             undo.pop_all(),
             held=held,
@@ -104,6 +104,8 @@ def create(
             fabric=name,
             backend=backend,
         )
+        memory.created = True
+        return memory
 
 
 def import_fabric(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import threading
 
 import pytest
 
@@ -161,20 +163,136 @@ class TestSleep:
         del view
         assert contents(arena, made) == made
 
-    def test_that_cannot_wake_sleeps_on_and_loses_nothing(self, arena, monkeypatch):
+    @pytest.mark.parametrize("failing", ["gdrpy.arena.alloc", "attach", "write"])
+    @pytest.mark.parametrize("error", [gdrpy.OutOfMemory, KeyboardInterrupt])
+    def test_that_cannot_wake_sleeps_on_and_loses_nothing(self, arena, monkeypatch, failing, error):
         made = fill(arena, [1000])
         arena.sleep()
+
+        def refuse(*_: object, **__: object) -> None:
+            raise error("not now")
+
         with monkeypatch.context() as patch:
-            patch.setattr("gdrpy.arena.alloc", refuse)
-            with pytest.raises(gdrpy.OutOfMemory):
-                arena.wake()
-        with monkeypatch.context() as patch:
-            patch.setattr(gdrpy.Region, "write", refuse)
-            with pytest.raises(gdrpy.OutOfMemory):
+            if failing.startswith("gdrpy"):
+                patch.setattr(failing, refuse)
+            else:
+                patch.setattr(gdrpy.Region, failing, refuse)
+            with pytest.raises(error, match="not now"):
                 arena.wake()
         assert (arena.sleeping, arena.region.detached) == (True, True)
         arena.wake()
         assert contents(arena, made) == made
+
+    def test_that_can_neither_wake_nor_detach_again_wakes_later(self, arena, monkeypatch):
+        made = fill(arena, [1000])
+        arena.sleep()
+        views = []
+
+        def refuse(region, *_: object) -> None:
+            views.append(region.array().numpy())
+            raise gdrpy.OutOfMemory("not now")
+
+        for call in (arena.wake, arena.wake):
+            with monkeypatch.context() as patch:
+                patch.setattr(gdrpy.Region, "write", refuse)
+                with pytest.raises(gdrpy.OutOfMemory, match="not now"):
+                    call()
+        assert (arena.sleeping, arena.region.detached) == (True, False)
+        views.clear()
+        arena.wake()
+        assert contents(arena, made) == made
+
+    def test_goes_on_after_a_wake_that_failed_halfway(self, arena, monkeypatch):
+        made = fill(arena, [1000])
+        arena.sleep()
+        with monkeypatch.context() as patch:
+            patch.setattr(gdrpy.Region, "write", None)
+            patch.setattr(gdrpy.Region, "detach", None)
+            with pytest.raises(TypeError):
+                arena.wake()
+        assert (arena.sleeping, arena.region.detached) == (True, False)
+        copies = Copies(monkeypatch)
+        arena.sleep()
+        assert (copies.nbytes, arena.region.detached) == (0, True)
+        arena.wake()
+        assert contents(arena, made) == made
+
+    def test_ends_with_a_region_that_was_attached_by_hand(self, arena, region):
+        made = fill(arena, [1000])
+        arena.sleep()
+        with gdrpy.alloc(region.nbytes) as other:
+            region.attach(other._memory.fd)
+            arena.wake()
+            assert contents(arena, made) == made
+            with pytest.raises(ValueError, match=r"the whole of a region of gdrpy.alloc\(\)"):
+                arena.sleep()  # it is another owner's memory now
+        assert not arena.sleeping
+
+    def test_refuses_what_another_owner_allocated(self, region):
+        fd = region.export()
+        with gdrpy.Region.from_fd(fd) as opened, gdrpy.Arena(opened) as arena:
+            with pytest.raises(ValueError, match=r"the whole of a region of gdrpy.alloc\(\)"):
+                arena.sleep()
+            assert not opened.detached
+        os.close(fd)
+
+    def test_of_a_closed_region_cannot_wake(self, nothing_leaks):
+        region = gdrpy.alloc(4096)
+        arena = gdrpy.Arena(region)
+        block = arena.allocate(1)
+        arena.sleep()
+        with pytest.warns(gdrpy.StillInUse):
+            region.__exit__(None, None, None)
+        with pytest.raises(gdrpy.Closed):
+            arena.wake()
+        with pytest.raises(gdrpy.Detached):
+            arena.allocate(1)
+        arena.free(block)
+        arena.close()
+
+    def test_lets_finalizers_of_other_threads_free_blocks(self, arena, monkeypatch):
+        made = fill(arena, [1000, 2000])
+        freed = threading.Thread(target=arena.free, args=(next(iter(made)),))
+
+        def waiting(call: str, regions: object) -> None:
+            freed.start()
+            freed.join()
+
+        monkeypatch.setattr("gdrpy.arena.wait_for_work", waiting)
+        arena.sleep()
+        arena.wake()
+        made.pop(next(iter(made)))
+        assert contents(arena, made) == made
+
+    def test_frees_the_host_memory_once_nothing_is_kept(self, arena):
+        fill(arena, [1000])
+        arena.sleep()
+        host = arena._host
+        arena.wake()
+        assert not host.closed
+        arena.sleep(keep=None)
+        assert host.closed
+
+    def test_frees_the_host_memory_with_an_arena_in_use(self, region):
+        arena = gdrpy.Arena(region)
+        block = arena.allocate(1)
+        arena.sleep()
+        arena.wake()
+        host = arena._host
+        with pytest.warns(gdrpy.StillInUse):
+            arena.__exit__(None, None, None)
+        assert host.closed
+        assert not arena_module._library().gdrpy_arena_free(arena._slot, block)
+        arena_module.release_abandoned()
+
+    def test_copies_nothing_before_it_is_refused(self, arena, region, monkeypatch):
+        fill(arena, [1000])
+        copies = Copies(monkeypatch)
+        view = region.array().numpy()
+        with pytest.raises(BufferError, match="views or running copies still use the memory"):
+            arena.sleep()
+        assert copies.nbytes == 0
+        del view
 
     def test_wants_the_whole_region(self, region):
         with gdrpy.Arena(region, MIB) as arena:
@@ -202,7 +320,3 @@ class TestSleep:
         arena.sleep()
         arena.close()
         assert region.detached
-
-
-def refuse(*_: object, **__: object) -> None:
-    raise gdrpy.OutOfMemory("none is left")

@@ -11,11 +11,11 @@
 
 /*
  * Seen with driver 580 on an H100: from some size between 4 and 64 MiB on, reservations come from
- * low addresses, and may be anywhere. Smaller ones are given high addresses only.
+ * low addresses, and may be anywhere. Smaller ones are not given low addresses.
  */
 #define LARGE ((uint64_t)64 << 20)
 #define LOW UINT64_C(0x302000000)
-#define HIGH UINT64_C(0x700000000000)
+#define LOW_END (UINT64_C(1) << 36)
 
 #define FLAGS (MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
 
@@ -89,7 +89,7 @@ static uint64_t choose_place(uint64_t size, uint64_t alignment, uint64_t wish)
 	const struct reservation *other;
 
 	if (size < LARGE)
-		return wish < HIGH ? 0 : wish;
+		return wish < LOW_END ? 0 : wish;
 	if (wish)
 		return wish;
 	for (wish = LOW;; wish = other->start + other->size) {

@@ -24,9 +24,10 @@ SIMULATED_BACKENDS = "sim,dmabuf"
 #: GPU memory that a real driver may keep for page tables after a test, in bytes.
 _PAGE_TABLES = 256 << 10
 
-# Ctrl-C ends the tests' programs too where a shell runs the tests in the background, which has it
-# ignored.
+# Ctrl-C and a lost terminal end the tests' programs too where the tests run in a shell's background
+# or under nohup, which have these signals ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def on_real_gpu(config: pytest.Config) -> bool:

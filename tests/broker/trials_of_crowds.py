@@ -41,7 +41,7 @@ _OF_USER = 192 << 10
 #: Turns that a request waits for at most, after the pass under way: of the crowd's user, of its
 #: own user, of new connections and of the journal; and for how many ms in all. Other work on the
 #: machine can only make a measurement longer, so that the least of some counts.
-_TURNS, _WAIT_MS, _MEASURED = 4, 20, 3
+_TURNS, _WAIT_MS, _MEASURED = 4, 20, 10
 #: Regions that each of ten clients holds at most, all of one user's who may have 512.
 _HELD = 40
 #: Leases of a user's sessions, by the protocol's page.

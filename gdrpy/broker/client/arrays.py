@@ -43,8 +43,10 @@ async def put(
             ``gpu``, ``cpu`` and ``wait``.
         seal: Whether to make the region immutable.
 
-    Other processes find the whole array or the region that had the name before. Raises as
-    :meth:`create`, and TypeError for arrays of objects and of structures.
+    Other processes find the whole array or the region that had the name before. If that was a
+    checkpoint, its files stay until ``gdrpy rm -r NAME`` deletes them.
+
+    Raises as :meth:`create`, and TypeError for arrays of objects and of structures.
     """
     as_name("put", name)  # first, so that the error names swapped arguments
     source = elements_of("put", array)

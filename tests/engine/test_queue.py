@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import random
@@ -28,7 +27,6 @@ ON_NVRM = {"GDRPY_SIM": "1", "GDRPY_BACKEND": "nvrm"}
 MIB = 1 << 20
 #: Seconds: for what comes, and for what does not.
 LONG, SHORT = 60, 0.05
-PR_SET_TIMERSLACK, PR_GET_TIMERSLACK = 29, 30
 
 pytestmark = pytest.mark.preloaded(**ON_NVRM)
 
@@ -191,13 +189,6 @@ class TestSteps:
 
 
 class TestWait:
-    def test_leaves_the_timers_of_a_thread_that_waits_too_as_they_were(self) -> None:
-        libc = ctypes.CDLL(None)
-        libc.prctl(PR_SET_TIMERSLACK, 12345)
-        with zeros() as region, region.queue() as queue:
-            assert_waits(waiting(queue, region))
-        assert libc.prctl(PR_GET_TIMERSLACK) == 12345
-
     def test_ends_when_a_cpu_sets_the_word_later(self) -> None:
         with zeros() as region, region.queue() as queue:
             job = waiting(queue, region)

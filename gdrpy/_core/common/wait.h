@@ -5,7 +5,6 @@
 
 #include <stdbool.h>
 #include <stdint.h>
-#include <sys/prctl.h>
 #include <time.h>
 
 #define CORE_SPIN_NS 2000000
@@ -40,13 +39,12 @@ static inline void core_relax(void)
 }
 
 /*
- * Sleep for a small part of the time waited so far, if that is long. A sleep ends some 25 us late:
- * 75 with the slack of 50 us that threads' timers usually have.
+ * Sleep for a small part of the time waited so far, if that is long. A sleep ends some 70 us late,
+ * with the timer's slack: that is much of a wait of 1 ms, and little of one that takes longer.
  */
 static inline void core_nap(int64_t waited)
 {
 	int64_t nap = waited / 256;
-	int slack;
 
 	if (waited <= CORE_SPIN_NS)
 		return;
@@ -54,11 +52,7 @@ static inline void core_nap(int64_t waited)
 		nap = CORE_LEAST_NAP_NS;
 	if (nap > CORE_LONGEST_NAP_NS)
 		nap = CORE_LONGEST_NAP_NS;
-	slack = prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0);
-	prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
 	nanosleep(&(struct timespec){.tv_nsec = nap}, NULL);
-	if (slack > 0)
-		prctl(PR_SET_TIMERSLACK, slack, 0, 0, 0);
 }
 
 #endif

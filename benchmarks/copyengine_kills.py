@@ -188,7 +188,7 @@ def _received(peer: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def _state(pid: int) -> str:
-    """What a process waits for, as far as the kernel tells."""
+    """Describe what a process waits for, from its files in /proc."""
     found = []
     for name in ("wchan", "syscall", "stack"):
         with suppress(OSError):

@@ -171,8 +171,9 @@ class Arena(Resource):
                 pieces = self._pieces() if keep else []
                 if not unchanged or pieces != self._kept:
                     self._keep(pieces)
-            before, self._sleeping = self._sleeping, True
+            before = self._sleeping
             try:
+                self._sleeping = True
                 region.detach()
             except BaseException:
                 self._sleeping = before or region.detached

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from weakref import ref
 
 from gdrpy import cuda
@@ -22,6 +22,8 @@ from gdrpy.memory.memory import DETACHED, Memory
 from gdrpy.memory.sending import CALL as RECEIVING
 from gdrpy.memory.sending import received, travel
 from gdrpy.memory.view import Mapping, Travel
+
+R = TypeVar("R", bound="Region")
 
 #: The regions of this process that have a GPU view, by id(), so that each can be removed when it is
 #: gone. Dicts need no lock for that.
@@ -427,13 +429,18 @@ def detach_many(regions: Iterable[Region]) -> None:
     others then have their memory, or have got it back.
     """
     call = "detach_many"
-    if isinstance(regions, Region):
-        raise TypeError(f"{call}: regions must be several regions, not {regions!r}: use detach()")
+    _detach_all(call, as_regions(call, regions, Region, "regions", "detach()"))
+
+
+def as_regions(call: str, regions: Any, kind: type[R], kinds: str, single: str) -> list[R]:
+    """Regions of a kind, as a list. Raises TypeError, for one alone with the call for that."""
+    if isinstance(regions, kind):
+        raise TypeError(f"{call}: regions must be several regions, not {regions!r}: use {single}")
     those = list(regions)
     for one in those:
-        if not isinstance(one, Region):
-            raise TypeError(f"{call}: regions must be regions, not {one!r}")
-    _detach_all(call, those)
+        if not isinstance(one, kind):
+            raise TypeError(f"{call}: regions must be {kinds}, not {one!r}")
+    return those
 
 
 def _detach_all(call: str, regions: list[Region]) -> None:

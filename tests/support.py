@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from gdrpy import cuda
+
 
 class Watched:
     """The functions of a module; calls whose name ``pattern`` matches are made by ``call``.
@@ -62,6 +64,12 @@ def manager_violations() -> int:
     """Broken rules that the simulated resource manager counted, 0 where it is not preloaded."""
     count = getattr(ctypes.CDLL(None), "fakerm_count", None)
     return count(b"violations") if count else 0
+
+
+def free_nbytes() -> int:
+    """The free memory of GPU 0, in bytes."""
+    with cuda.context(0):
+        return int(cuda.call("cuMemGetInfo")[0])
 
 
 def hide_features(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,7 +127,7 @@ def own_export(
 
 
 def _examine(call: str, fd: int, backend: str | None) -> tuple[str, int | None]:
-    """What a descriptor refers to, and the simulated GPU that it belongs to, if any."""
+    """The target of a descriptor, and the simulated GPU that it belongs to, if any."""
     target = target_of(fd) if 0 <= fd < 1 << 31 else ""
     if not target:
         raise InvalidHandle(

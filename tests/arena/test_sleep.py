@@ -10,7 +10,7 @@ import pytest
 
 import gdrpy
 from gdrpy import arena as arena_module
-from gdrpy import cuda
+from support import free_nbytes
 
 MIB = 1 << 20
 
@@ -50,11 +50,6 @@ def fill(arena: gdrpy.Arena, sizes: list[int]) -> dict[int, bytes]:
         arena.free(gap)
         del made[gap]
     return made
-
-
-def free_nbytes() -> int:
-    with cuda.context(0):
-        return int(cuda.call("cuMemGetInfo")[0])
 
 
 def contents(arena: gdrpy.Arena, made: dict[int, bytes]) -> dict[int, bytes]:
@@ -104,7 +99,7 @@ class TestSleep:
 
     def test_of_what_is_unchanged_copies_nothing_again(self, arena, monkeypatch):
         made = fill(arena, [MIB, 1000])
-        arena.sleep(unchanged=True)  # there is no copy yet
+        arena.sleep(unchanged=True)  # makes the first copy
         arena.wake()
         copies = Copies(monkeypatch)
         for _ in range(2):

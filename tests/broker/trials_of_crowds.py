@@ -340,7 +340,7 @@ def nobody_waits_for_a_long_turn_of_a_crowd(bed: Bed) -> None:
 
 
 def _turns_beside(bed: Bed, template: Template, kind: str) -> dict[str, Any]:
-    """What another user's gets find beside a crowd, and how long turns took."""
+    """Measure another user's gets beside a crowd, and how long turns took."""
     with tempfile.NamedTemporaryFile(dir=bed.folder) as turns:
         Path(turns.name).chmod(0o666)
         setup = {"uid": BROKER_UID, "options": {"mode": 0o666}, "turns": turns.name}

@@ -19,6 +19,7 @@ from gdrpy._core._mapping import take_dlpack
 from gdrpy.arrays.asynchronous import _pool
 from gdrpy.memory import reclaim
 from gdrpy.memory.vmm import granularity
+from support import free_nbytes
 
 MIB = 1 << 20
 DETACHED = "the region is detached, and only its GPU addresses are kept: attach() it first"
@@ -40,12 +41,6 @@ CALLS = {
     "sending a Region": pickle.dumps,
     "with Region": lambda region: region.__enter__(),
 }
-
-
-def free() -> int:
-    """Bytes of GPU memory that nobody has."""
-    with cuda.context(0):
-        return int(cuda.call("cuMemGetInfo")[0])
 
 
 def address_of(capsule: object) -> int:
@@ -207,9 +202,9 @@ class TestDetachedRegion:
 
     def test_holds_no_memory(self, contract):
         region = gdrpy.alloc(64 * MIB)
-        before = free()
+        before = free_nbytes()
         region.detach()
-        assert free() - before == 64 * MIB
+        assert free_nbytes() - before == 64 * MIB
         region.close()
 
     @pytest.mark.parametrize("call", CALLS)
@@ -339,7 +334,7 @@ class TestDetachedRegion:
 
     def test_stays_detached_if_the_cpu_view_cannot_be_made(self, region, fd, monkeypatch):
         region.detach()
-        held = free()
+        held = free_nbytes()
 
         def fail(*_):
             raise gdrpy.OutOfMemory("the BAR is full")
@@ -348,7 +343,7 @@ class TestDetachedRegion:
         with pytest.raises(gdrpy.OutOfMemory, match="the BAR is full"):
             region.attach(fd)
         monkeypatch.undo()
-        assert (region.detached, free()) == (True, held)
+        assert (region.detached, free_nbytes()) == (True, held)
         region.attach(fd)
         region.write(b"all well")
 
@@ -529,10 +524,10 @@ class TestDetachMany:
             region.close()
 
     def test_detaches_all(self, regions):
-        before = free()
+        before = free_nbytes()
         gdrpy.detach_many(region for region in regions)
         assert [region.detached for region in regions] == [True] * 3
-        assert free() - before == 6 * MIB
+        assert free_nbytes() - before == 6 * MIB
         gdrpy.detach_many(regions + regions)
         gdrpy.detach_many([])
 

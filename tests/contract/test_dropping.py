@@ -15,15 +15,9 @@ import pytest
 
 import gdrpy
 from gdrpy import cuda
-from support import Watched
+from support import Watched, free_nbytes
 
 SIZE = 32 << 20
-
-
-def free() -> int:
-    """Bytes of GPU memory that nobody has."""
-    with cuda.context(0):
-        return int(cuda.call("cuMemGetInfo")[0])
 
 
 @pytest.fixture
@@ -94,61 +88,61 @@ def calls(monkeypatch) -> SimpleNamespace:
 class TestMemoryInUse:
     def test_stays_until_the_work_is_done(self, in_use, target, end):
         region = in_use()
-        before = free()
+        before = free_nbytes()
         del region
-        assert free() == before
+        assert free_nbytes() == before
         end()
         assert target.read() == bytes([7]) * SIZE
 
     def test_is_given_back_by_the_next_allocation(self, in_use, end):
         region = in_use()
-        before = free()
+        before = free_nbytes()
         del region
         end()
-        assert free() == before
+        assert free_nbytes() == before
         gdrpy.alloc(4).close()
-        assert free() == before + SIZE
+        assert free_nbytes() == before + SIZE
 
     def test_is_given_back_when_a_region_is_opened(self, in_use, target, end):
         region, fd = in_use(), target.export()
-        before = free()
+        before = free_nbytes()
         del region
         end()
         gdrpy.Region.from_fd(fd).close()
         os.close(fd)
-        assert free() == before + SIZE
+        assert free_nbytes() == before + SIZE
 
     def test_is_given_back_when_more_is_dropped(self, in_use, end):
         first, second, third = in_use(), in_use(), in_use()
-        before = free()
+        before = free_nbytes()
         del first, second
-        assert free() == before
+        assert free_nbytes() == before
         end()
         del third
-        assert free() == before + 3 * SIZE
+        assert free_nbytes() == before + 3 * SIZE
 
     def test_stays_when_the_last_array_of_it_is_dropped(self, in_use, end):
         region = in_use()
         capsule, gone = region.__dlpack__(), weakref.ref(region)
-        before = free()
+        before = free_nbytes()
         del region
         assert gone() is None
         del capsule
-        assert free() == before
+        assert free_nbytes() == before
         end()
         gdrpy.alloc(4).close()
-        assert free() == before + SIZE
+        assert free_nbytes() == before + SIZE
 
     def test_stays_when_the_garbage_collector_drops_it(self, in_use, end):
         garbage = [in_use()]
         garbage.append((garbage, garbage[0].__dlpack__()))
-        before = free()
+        before = free_nbytes()
         del garbage
         gc.collect()
-        assert free() == before
+        assert free_nbytes() == before
         end()
         gdrpy.alloc(4).close()
-        assert free() == before + SIZE
+        assert free_nbytes() == before + SIZE
 
     def test_keeps_what_it_is_made_of(self, in_use, end):
         class Lease:
@@ -164,15 +158,15 @@ class TestMemoryInUse:
 
     def test_is_closed_at_once(self, stream, end):
         region = gdrpy.alloc(SIZE)
-        before = free()
+        before = free_nbytes()
         region.close()
-        assert free() == before + SIZE
+        assert free_nbytes() == before + SIZE
 
     def test_is_waited_for_where_the_gpu_has_no_other(self, in_use, target, end, calls):
-        size = free() // 2 + (64 << 20)
+        size = free_nbytes() // 2 + (64 << 20)
         region = in_use(size)
         del region
-        assert free() < size
+        assert free_nbytes() < size
         calls.allocating.clear()
         with ThreadPoolExecutor(1) as pool:
             allocated = pool.submit(gdrpy.alloc, size, cpu=False)
@@ -189,16 +183,16 @@ class TestMemoryInUse:
 class TestIdleMemory:
     def test_is_given_back_at_once(self, contract):
         region = gdrpy.alloc(SIZE)
-        before = free()
+        before = free_nbytes()
         del region
-        assert free() == before + SIZE
+        assert free_nbytes() == before + SIZE
 
     def test_waits_for_the_context_where_that_has_no_events(self, contract, calls):
         calls.version = 12040
         region = gdrpy.alloc(SIZE)
-        before = free()
+        before = free_nbytes()
         del region
-        assert free() == before + SIZE
+        assert free_nbytes() == before + SIZE
         assert calls.names.count("cuCtxSynchronize") == 1
         assert "cuCtxRecordEvent" not in calls.names
 
@@ -212,13 +206,13 @@ class TestIdleMemory:
         def watched() -> Watched:
             return Watched(driver(), "cuCtxRecordEvent|cuMemUnmap", failing)
 
-        before = free()
+        before = free_nbytes()
         with monkeypatch.context() as patch:
             patch.setattr(sys, "unraisablehook", told.append)
             patch.setattr(cuda, "driver", watched)
             region = gdrpy.alloc(SIZE)
             del region
-        assert free() == before
+        assert free_nbytes() == before
         assert told == []
 
     @pytest.mark.parametrize("reason", ["STREAM_CAPTURE_UNSUPPORTED", "NOT_PERMITTED"])
@@ -232,10 +226,10 @@ class TestIdleMemory:
             return Watched(driver(), "cuCtxRecordEvent", refusing)
 
         region = gdrpy.alloc(SIZE)
-        before = free()
+        before = free_nbytes()
         with monkeypatch.context() as patch:
             patch.setattr(cuda, "driver", watched)
             del region
-            assert free() == before
+            assert free_nbytes() == before
         gdrpy.alloc(4).close()
-        assert free() == before + SIZE
+        assert free_nbytes() == before + SIZE

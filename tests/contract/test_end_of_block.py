@@ -16,7 +16,7 @@ import pytest
 
 import gdrpy
 from gdrpy import cuda
-from support import gpu_mappings
+from support import free_nbytes, gpu_mappings
 
 MIB = 1 << 20
 
@@ -47,10 +47,9 @@ def told_once(match: str) -> Iterator[None]:
 
 
 def free() -> int:
-    """Bytes of GPU memory that nobody has, once the GPU is done with what was dropped."""
+    """The free GPU memory in bytes, once the GPU is done with what was dropped."""
     gdrpy.alloc(4).close()
-    with cuda.context(0):
-        return int(cuda.call("cuMemGetInfo")[0])
+    return free_nbytes()
 
 
 class TestViewThatOutlivesABlock:

@@ -42,6 +42,7 @@ from gdrpy.errors import (
     TooLarge,
 )
 from gdrpy.memory import vmm
+from gdrpy.region import as_regions
 
 R = TypeVar("R", bound=LeasedRegion)
 
@@ -299,12 +300,7 @@ async def attach_many(client: BrokerBase[R], regions: Iterable[R], *, newer: boo
     are detached again, and its error is raised. Raises as ``attach()``.
     """
     call = "attach_many"
-    if isinstance(regions, LeasedRegion):
-        raise TypeError(f"{call}: regions must be several regions, not {regions!r}: use attach()")
-    given = list(regions)
-    for one in given:
-        if not isinstance(one, LeasedRegion):
-            raise TypeError(f"{call}: regions must be regions of a broker, not {one!r}")
+    given: list[Any] = as_regions(call, regions, LeasedRegion, "regions of a broker", "attach()")
     those = [one for one in given if region_calls.must_attach(call, one, newer)]
     for region in those:
         if region._broker is not client:

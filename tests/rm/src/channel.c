@@ -204,7 +204,7 @@ static uint32_t alloc_usermode(struct client *client, struct device *device, str
 		status = RM_INVALID_ARGUMENT;
 	if (!status)
 		status = memory_new(MEMORY_USERMODE, device->instance, RM_USERMODE_SIZE, &memory);
-	/* From Hopper on, BAR0 and BAR1 are no longer one queue. */
+	/* From Hopper on, stores through BAR0 may overtake earlier ones through BAR1. */
 	if (!status)
 		memory.unordered = the_gpu()->usermode >= RM_CLASS_USERMODE &&
 				   !params[fact(FACT_AT_USERMODE_PARAMS_BAR1)];

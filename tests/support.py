@@ -89,3 +89,10 @@ def hide_features(monkeypatch: pytest.MonkeyPatch) -> None:
 def reopened_for_reading(fd: int) -> int:
     """A new descriptor of the same memory file, through which nobody can write."""
     return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def free_address(nbytes: int) -> int:
+    """A GPU address that CUDA gave and has back: it gives it again to who asks for it."""
+    pointer = cuda.call("cuMemAddressReserve", nbytes, 0, 0, 0)
+    cuda.call("cuMemAddressFree", pointer, nbytes)
+    return int(pointer)

@@ -12,6 +12,7 @@ import pytest
 import gdrpy
 from brokers import Broker
 from gdrpy import aio
+from support import free_address
 
 MIB = 1 << 20
 
@@ -21,13 +22,6 @@ def connected(broker: Broker) -> Iterator[gdrpy.Broker]:
     """A client of the test's broker."""
     with gdrpy.connect(broker.path) as made:
         yield made
-
-
-@pytest.fixture
-def room() -> int:
-    """A GPU address that is free, far below those that CUDA and the kernel choose."""
-    with gdrpy.alloc(4096, cpu=False) as region:
-        return region.ptr - (1 << 40)
 
 
 def holders(client: gdrpy.Broker, name: str) -> int:
@@ -40,6 +34,12 @@ def region(connected: gdrpy.Broker) -> Iterator[gdrpy.BrokerRegion]:
     connected.put("weights", b"old").close()
     with connected.get("weights") as region:
         yield region
+
+
+@pytest.fixture
+def room(region: gdrpy.BrokerRegion) -> int:
+    """A GPU address that is free."""
+    return free_address(2 * MIB)
 
 
 class TestGet:

@@ -19,7 +19,7 @@ from gdrpy._core._mapping import take_dlpack
 from gdrpy.arrays.asynchronous import _pool
 from gdrpy.memory import reclaim
 from gdrpy.memory.vmm import granularity
-from support import free_nbytes
+from support import free_address, free_nbytes
 
 MIB = 1 << 20
 DETACHED = "the region is detached, and only its GPU addresses are kept: attach() it first"
@@ -66,10 +66,9 @@ def in_child(use) -> str:
 
 
 @pytest.fixture
-def room(contract: None) -> int:
-    """A GPU address that is free, far below those that CUDA and the kernel choose."""
-    with gdrpy.alloc(4096, cpu=False) as region:
-        return region.ptr - (1 << 40)
+def room(region) -> int:
+    """A GPU address where 8 MiB are free."""
+    return free_address(8 * MIB)
 
 
 @pytest.fixture
@@ -82,8 +81,8 @@ def fd(region) -> Iterator[int]:
 
 class TestAddress:
     def test_is_where_the_region_is_allocated(self, room, gpu_read):
-        with gdrpy.alloc(4096, address=room + 8 * MIB) as region:
-            assert region.ptr == room + 8 * MIB
+        with gdrpy.alloc(4096, address=room + 4 * MIB) as region:
+            assert region.ptr == room + 4 * MIB
             region.write(b"here")
             assert gpu_read(region.ptr, 4) == b"here"
 
@@ -91,6 +90,12 @@ class TestAddress:
         region.write(b"shared")
         with gdrpy.Region.from_fd(fd, address=np.int64(room)) as other:
             assert (other.ptr, other.read(6)) == (room, b"shared")
+
+    def test_of_a_large_region_may_be_any_free_low_one(self, contract, gpu_read):
+        with gdrpy.alloc(32 * MIB, address=0x900000000) as region:
+            assert region.ptr == 0x900000000
+            region.write(b"low")
+            assert gpu_read(region.ptr, 3) == b"low"
 
     def test_of_another_region_raises_what_names_it(self, region, fd):
         size = region.allocation_size

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -101,19 +102,30 @@ class TestCapturedGraph:
         region.attach(fd)
         assert replayed(torch, *captured) == (6, 6)
 
-    def test_under_capture_keeps_its_memory(self, torch, region):
-        region.write(b"kept")
-        tensor = torch.from_dlpack(region.array(MIB, "float32"))
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        # Asking what is queued may end the capture, which torch reports at its end.
-        with (
-            contextlib.suppress(RuntimeError),
-            torch.cuda.graph(graph, capture_error_mode="relaxed"),
-        ):
-            tensor.add_(1)
-            with pytest.raises(BufferError, match="while a graph is captured"):
-                region.detach()
-        assert not region.detached
-        assert region.read(4) == b"kept"
-        del graph, tensor
+    def test_under_capture_keeps_its_memory(self, torch):
+        # In a process of its own: torch's caches do not recover from a capture that is ended so.
+        code = """
+import contextlib, gdrpy, torch
+region = gdrpy.alloc(4 << 20)
+region.write(b"kept")
+tensor = torch.from_dlpack(region.array(1 << 20, "float32"))
+graph = torch.cuda.CUDAGraph()
+torch.cuda.synchronize()
+# Asking what is queued may end the capture, which torch reports at its end.
+with (
+    contextlib.suppress(RuntimeError),
+    torch.cuda.graph(graph, capture_error_mode="relaxed"),
+):
+    tensor.add_(1)
+    try:
+        region.detach()
+    except BufferError as error:
+        print(error)
+print(region.detached, region.read(4))
+"""
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True
+        )
+        refusal, state = done.stdout.splitlines()
+        assert "while a graph is captured" in refusal
+        assert state == "False b'kept'"

@@ -246,14 +246,21 @@ class TestReservations:
     def test_large_ones_are_at_low_addresses_and_small_ones_are_not_given_those(
         self, cuda: Cuda
     ) -> None:
-        large = 64 << 20
+        large = 32 << 20
+        small = int(cuda("cuMemAddressReserve", GRANULE, 0, 0, 0))
+        cuda.later("cuMemAddressFree", small, GRANULE)
         pointer = int(cuda("cuMemAddressReserve", large, 0, 0, 0))
-        assert pointer < 1 << 40
+        assert pointer < 1 << 40 < small
         cuda("cuMemAddressFree", pointer, large)
-        for size, given in ((large, True), (GRANULE, False)):
-            other = int(cuda("cuMemAddressReserve", size, 0, pointer, 0))
-            cuda.later("cuMemAddressFree", other, size)
-            assert (other == pointer) is given
+        for size, wish, given in (
+            (large, pointer, True),
+            (large, small - (1 << 30), False),
+            (GRANULE, pointer, False),
+            (GRANULE, small - (1 << 30), False),
+        ):
+            other = int(cuda("cuMemAddressReserve", size, 0, wish, 0))
+            cuda("cuMemAddressFree", other, size)
+            assert (other == wish) is given
 
     def test_it_is_freed_whole_and_once(self, cuda: Cuda) -> None:
         size = 4 * GRANULE

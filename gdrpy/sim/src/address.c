@@ -10,10 +10,11 @@
 #include "table.h"
 
 /*
- * Seen with driver 580 on an H100: from some size between 4 and 64 MiB on, reservations come from
- * low addresses, and may be anywhere. Smaller ones are not given low addresses.
+ * Seen with driver 580 on an H100: reservations of 32 MiB or more lie at low addresses, and a wish
+ * for a free one is granted. Those of 8 MiB or less lie at high addresses, and only wishes for the
+ * part that CUDA itself has chosen from are granted. Other wishes are ignored.
  */
-#define LARGE ((uint64_t)64 << 20)
+#define LARGE ((uint64_t)32 << 20)
 #define LOW UINT64_C(0x302000000)
 #define LOW_END (UINT64_C(1) << 36)
 
@@ -83,14 +84,21 @@ struct reservation *reservation_at(uint64_t address)
 	return reservation && address - reservation->start < reservation->size ? reservation : NULL;
 }
 
+/* Where the small reservations have been that did not wish for a place. */
+static struct {
+	uint64_t start, end;
+} chosen = {UINT64_MAX, 0};
+
 /* Where to try to reserve; 0 is anywhere. */
 static uint64_t choose_place(uint64_t size, uint64_t alignment, uint64_t wish)
 {
 	const struct reservation *other;
 
+	if (size < LARGE && (wish < chosen.start || wish >= chosen.end || size > chosen.end - wish))
+		return 0;
 	if (size < LARGE)
-		return wish < LOW_END ? 0 : wish;
-	if (wish)
+		return wish;
+	if (wish >= LOW && wish < LOW_END)
 		return wish;
 	for (wish = LOW;; wish = other->start + other->size) {
 		wish = (wish + alignment - 1) & ~(alignment - 1);
@@ -119,6 +127,10 @@ CUresult cuMemAddressReserve(CUdeviceptr *pointer, size_t size, size_t alignment
 		if (start)
 			address_release(start, size);
 		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	if (size < LARGE && start != wish) {
+		chosen.start = start < chosen.start ? start : chosen.start;
+		chosen.end = start + size > chosen.end ? start + size : chosen.end;
 	}
 	*reservation = (struct reservation){start, size};
 	*pointer = start;

@@ -21,7 +21,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Self, TypeVar
 
-from gdrpy.broker.client import arrays, calls, checkpoints, region_calls
+from gdrpy.broker.client import arrays, calls, checkpoints, lookup, region_calls
 from gdrpy.broker.client.base import BrokerBase, reach
 from gdrpy.broker.client.broker import reduce_region
 from gdrpy.broker.client.region import LeasedRegion
@@ -222,8 +222,8 @@ class Broker(BrokerBase[BrokerRegion]):
     load = arrays.load
     load_checkpoint = checkpoints.load_checkpoint
     tensors = checkpoints.tensors
-    list = calls.list_regions
-    stat = calls.stat
+    list = lookup.list_regions
+    stat = lookup.stat
     delete = calls.delete
     seal = calls.seal
     chmod = calls.chmod

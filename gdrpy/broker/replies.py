@@ -178,10 +178,17 @@ class Size(Reply):
 
 
 class Published(Reply):
-    """The region's version, and the number of the region that had its name."""
+    """The region's version, and the number and the metadata of the region that had its name."""
 
     version: Number
     replaced: Number | None
+    metadata: Metadata = b""
+
+
+class Deleted(Reply):
+    """The metadata of the region that had the name."""
+
+    metadata: Metadata = b""
 
 
 class Sha256(Reply):

@@ -18,7 +18,7 @@ from brokers import Broker
 from checkpoints import SHARDS, TENSORS, write_checkpoint
 from gdrpy import aio
 from gdrpy.arrays.array import Array
-from gdrpy.broker.client import calls
+from gdrpy.broker.client import calls, lookup
 from support import open_descriptors
 
 FIRST, SECOND, THIRD = SHARDS
@@ -268,16 +268,82 @@ class TestLoadAgain:
 
     def test_takes_no_region_of_another_user(self, broker, connected, folder, monkeypatch):
         connected.load_checkpoint(folder, "m", "cpu")
-        found, before, steps = calls.stat, numbers(connected), Steps()
+        found, before, steps = lookup.stat, numbers(connected), Steps()
 
         async def stat(client, name):
             info = await found(client, name)
             return msgspec.structs.replace(info, uid=info.uid + 1)
 
-        monkeypatch.setattr(calls, "stat", stat)
+        monkeypatch.setattr(lookup, "stat", stat)
         connected.load_checkpoint(folder, "m", "cpu", progress=steps)
         assert steps.told
         assert not numbers(connected).items() & before.items()
+
+
+class TestFiles:
+    @pytest.fixture(autouse=True)
+    def loaded(self, connected, folder):
+        """A checkpoint, and a region below its name that is no file of it."""
+        connected.load_checkpoint(folder, "m", "cpu")
+        connected.put("m/01234567/other", b"x", "cpu").close()
+
+    @pytest.mark.parametrize("device", [0, "cpu"])
+    @pytest.mark.parametrize(
+        "take",
+        [
+            lambda client, device: client.put("m", b"x", device).close(),
+            lambda client, device: client.put_tensors("m", TENSORS, device).close(),
+            lambda client, device: client.create("m", 1, device).publish(),
+        ],
+        ids=["put", "put_tensors", "publish"],
+    )
+    def test_go_when_another_region_takes_the_name(self, connected, take, device):
+        take(connected, device)
+        assert names(connected) == ["m", "m/ID/other"]
+
+    @pytest.mark.parametrize(
+        "delete",
+        [
+            lambda client: client.delete("m"),
+            lambda client: client.get("m", gpu=False).delete(),
+        ],
+        ids=["Broker.delete", "BrokerRegion.delete"],
+    )
+    def test_go_when_the_name_is_deleted(self, connected, delete):
+        kept = connected.tensors("m", gpu=False)
+        delete(connected)
+        assert names(connected) == ["m/ID/other"]
+        assert_whole(kept)
+
+    def test_go_when_the_asyncio_client_deletes_the_name(self, broker, connected):
+        async def delete():
+            async with await aio.connect(broker.path) as client:
+                await client.delete("m")
+
+        asyncio.run(delete())
+        assert names(connected) == ["m/ID/other"]
+
+    def test_go_also_when_another_process_deleted_one(self, connected):
+        connected.delete(next(str(one.name) for one in connected.list("m/") if FIRST in one.name))
+        connected.delete("m")
+        assert names(connected) == ["m/ID/other"]
+
+    def test_are_sealed_with_the_checkpoint(self, connected):
+        connected.seal("m")
+        assert {info.name[-5:] for info in connected.list() if not info.sealed} == {"other"}
+
+    def test_have_the_mode_of_the_checkpoint(self, connected):
+        connected.chmod("m", 0o640)
+        assert {info.name[-5:] for info in connected.list() if info.mode != 0o640} == {"other"}
+
+    @pytest.mark.parametrize("wrong", [None, "..", "01234567", 7, ["x"]])
+    def test_are_not_what_a_region_says_that_only_has_the_format(self, connected, wrong):
+        before = names(connected)
+        metadata = {"format": "checkpoint", "id": wrong}
+        connected.put("x", b"[]", "cpu", metadata=metadata).close()
+        connected.put("x/01234567/other", b"x", "cpu").close()
+        connected.delete("x")
+        assert names(connected) == [*before, "x/ID/other"]
 
 
 class TestLoadWithoutRoom:

@@ -8,7 +8,7 @@ import gdrpy
 from fake_server import LIFE
 from gdrpy._core._mapping import run
 from gdrpy.broker import replies
-from gdrpy.broker.client import arrays, calls, region_calls
+from gdrpy.broker.client import arrays, calls, lookup, region_calls
 from gdrpy.broker.requests import encode
 from golden import REPLIES, REQUESTS
 
@@ -45,6 +45,7 @@ class HeldRegion:
 
     def __init__(self, answer):
         self._broker = Recorder(answer)
+        self.metadata = {}
 
     def _check(self, call):
         pass
@@ -88,13 +89,13 @@ class TestCall:
         assert frame == REQUESTS["get by identity"][1]
 
     def test_list(self):
-        assert asked(calls.list_regions, "list", "a") == REQUESTS["list"][1]
+        assert asked(lookup.list_regions, "list", "a") == REQUESTS["list"][1]
 
     def test_stat(self):
-        assert asked(calls.stat, "stat", "a") == REQUESTS["stat"][1]
+        assert asked(lookup.stat, "stat", "a") == REQUESTS["stat"][1]
 
     def test_delete(self):
-        assert asked(calls.delete, "done", "a") == REQUESTS["delete"][1]
+        assert asked(calls.delete, "delete", "a") == REQUESTS["delete"][1]
 
     def test_rounded_size(self):
         frame = asked(calls.rounded_size, "rounded_size", 4096, "cpu")
@@ -122,7 +123,7 @@ class TestCall:
         assert asked_about_region(region_calls.seal, "done") == REQUESTS["seal"][1]
 
     def test_region_delete(self):
-        frame = asked_about_region(region_calls.delete, "done")
+        frame = asked_about_region(region_calls.delete, "delete")
         assert frame == REQUESTS["delete if it means this"][1]
 
     def test_region_info(self):
@@ -162,15 +163,15 @@ class TestRefusal:
             (calls.get, [""], {}, ValueError, "get: name must be 1 to 255 bytes long"),
             (calls.get, ["ü" * 128], {}, ValueError, "get: name must be 1 to 255 bytes long"),
             (calls.get, ["\udcff"], {}, ValueError, "get: name must be Unicode text"),
-            (calls.list_regions, ["\udcff"], {}, ValueError, "list: prefix must be Unicode text"),
+            (lookup.list_regions, ["\udcff"], {}, ValueError, "list: prefix must be Unicode text"),
             (
-                calls.list_regions,
+                lookup.list_regions,
                 ["ü" * 128],
                 {},
                 ValueError,
                 "list: prefix must be 0 to 255 bytes long",
             ),
-            (calls.list_regions, [None], {}, TypeError, "list: prefix must be a str"),
+            (lookup.list_regions, [None], {}, TypeError, "list: prefix must be a str"),
             (calls.get, ["a"], {"wait": -1}, ValueError, "get: wait must be a number of seconds"),
             (calls.get, ["a"], {"wait": "1"}, TypeError, "wait must be a number .*, not '1'"),
             (arrays.put, [np.ones(3), "a"], {}, TypeError, r"put: name must be a str, not array\("),
@@ -213,7 +214,7 @@ class TestList:
         entry = REPLIES["list"][0]["regions"][0]
         client._answers[0] = {"regions": [entry], "next": "hidden"}
         client._answers[1] = {"regions": [{**entry, "name": "z", "device": -1}], "next": None}
-        found = run(calls.list_regions, client)
+        found = run(lookup.list_regions, client)
         assert [info.name for info in found] == ["a", "z"]
         assert [info.device for info in found] == [0, "cpu"]
         assert [request.after for request in client.asked] == ["", "hidden"]
@@ -224,20 +225,20 @@ class TestRecord:
         import copy
         import pickle
 
-        (info,) = run(calls.list_regions, Recorder("list"))
+        (info,) = run(lookup.list_regions, Recorder("list"))
         assert repr(info).startswith("RegionInfo(region=7, name='a', nbytes=4096, ")
         assert info.uuid == "GPU-67647270-7920-7369-6d75-6c6174656400"
         assert info == copy.deepcopy(info) == pickle.loads(pickle.dumps(info))
         assert len({info, copy.copy(info)}) == 1
-        assert info != run(calls.stat, Recorder("stat"), "a")
+        assert info != run(lookup.stat, Recorder("stat"), "a")
 
     def test_does_not_change(self):
-        (info,) = run(calls.list_regions, Recorder("list"))
+        (info,) = run(lookup.list_regions, Recorder("list"))
         with pytest.raises(AttributeError, match="immutable type: 'RegionInfo'"):
             info.name = "b"
 
     def test_is_ready_for_json_with_its_holders(self):
-        info = run(calls.stat, Recorder("stat"), "a")
+        info = run(lookup.stat, Recorder("stat"), "a")
         told = info.as_dict()
         assert told["metadata"] == {"k": 1}
         assert told["holders"] == [
@@ -247,4 +248,4 @@ class TestRecord:
     def test_of_half_a_reply_raises_protocol_error(self):
         client = Recorder("done")
         with pytest.raises(gdrpy.ProtocolError, match="stat: .* missing required field `region`"):
-            run(calls.stat, client, "a")
+            run(lookup.stat, client, "a")

@@ -73,16 +73,12 @@ class TestCheckpoint:
                 assert hashlib.sha256(content).hexdigest() == match[2]
 
     @pytest.mark.parametrize("command", ["put", "load"])
-    def test_is_not_replaced_by_a_file(self, broker, folder, capsys, command):
-        assert main(["load", str(folder), "--device", "cpu"]) == 0
-        capsys.readouterr()
+    def test_is_replaced_whole_by_a_file(self, broker, folder, json_of, command):
+        json_of("load", str(folder), "--device", "cpu")
         names = ["llama", str(folder / FIRST)]
         names = names if command == "put" else names[::-1]
-        assert main([command, *names, "--device", "cpu"]) == 1
-        assert capsys.readouterr().err == (
-            f"error: {command}: 'llama' is a checkpoint, whose files are regions 'llama/'*: delete "
-            "all of it by `gdrpy rm -r llama`\n"
-        )
+        assert json_of(command, *names, "--device", "cpu")[0] == 0
+        assert [one["name"] for one in json_of("ls")[1]["regions"]] == ["llama"]
 
 
 class TestLoadOfAFolder:
@@ -152,7 +148,7 @@ class TestLoadOfAFolder:
         said = json_of("load", str(folder), "--device", "cpu")[1]
         assert said["read_bytes"] == 2 * FILE_BYTES
         assert said["files"][0]["region"] == kept["region"]
-        assert len(json_of("rm", "-r", "llama")[1]["deleted"]) == 4
+        assert json_of("rm", "-r", "llama")[1]["deleted"] == ["llama"]
         assert json_of("ls")[1]["regions"] == []
 
     def test_after_a_part_says_what_was_there(self, broker, folder, interrupting, capsys):
@@ -439,23 +435,21 @@ class TestLists:
 
 
 class TestRm:
-    def test_of_a_checkpoint_wants_to_be_recursive(self, broker, folder, json_of):
-        json_of("load", str(folder), "--device", "cpu")
-        status, said = json_of("rm", "llama")
-        assert (status, said["errors"]) == (
-            1,
-            {
-                "llama": "rm: 'llama' is a checkpoint, whose files are regions 'llama/'*: delete "
-                "all of it by `gdrpy rm -r llama`"
-            },
-        )
-        assert len(json_of("rm", "-r", "llama")[1]["deleted"]) == 4
+    def test_of_a_checkpoint_deletes_its_files(self, broker, folder, json_of):
+        other = "llama/01234567/other"
+        for words, left in (["rm"], [other]), (["rm", "-r"], []):
+            json_of("load", str(folder), "--device", "cpu")
+            with gdrpy.connect() as client:
+                client.put(other, b"x", "cpu").close()
+            deleted = ["llama", *{other} - {*left}]
+            assert json_of(*words, "llama") == (0, {"deleted": deleted, "errors": {}})
+            assert [one["name"] for one in json_of("ls")[1]["regions"]] == left
 
     def test_of_a_file_of_a_checkpoint_wants_to_be_recursive(self, broker, folder, json_of, capsys):
         file = json_of("load", str(folder), "--device", "cpu")[1]["files"][0]["name"]
         why = (
             f"{file!r} is a file of checkpoint 'llama', which cannot be opened without it: delete "
-            f"all of it by `gdrpy rm -r llama`, or this file alone by `gdrpy rm -r {file}`"
+            f"all of it by `gdrpy rm llama`, or this file alone by `gdrpy rm -r {file}`"
         )
         assert json_of("rm", file) == (1, {"deleted": [], "errors": {file: f"rm: {why}"}})
         capsys.readouterr()

@@ -45,17 +45,22 @@ def held_by_a_process(socket: str, name: str) -> Iterator[int]:
 class TestTop:
     def test_shows_devices_users_processes_and_regions(self, broker, put, capsys):
         put("table")
-        with gdrpy.connect() as client, client.get("table", gpu=False):
+        with (
+            gdrpy.connect() as client,
+            gdrpy.connect() as another,
+            client.get("table", gpu=False),
+            another.get("table", gpu=False),
+        ):
             assert main(["top", "--count", "1"]) == 0
         printed = capsys.readouterr().out
-        assert f"{broker.socket}: 1 region, 1 lease, 2 sessions\n" in printed
+        assert f"{broker.socket}: 1 region, 2 leases, 3 sessions\n" in printed
         lines = [" ".join(line.strip("│ ").split()) for line in printed.splitlines()]
         bar = "─" * 40
         assert f"GPU 0 {bar} 2.0 MiB of 16.0 GiB 0%" in lines
         assert f"{getpass.getuser()} 2.0 MiB on GPU 0" in lines
         process = f"{os.getpid()} {Path('/proc/self/comm').read_text().strip()}"
         assert f"{process} 2.0 MiB in 1 region, writes, by {getpass.getuser()}" in lines
-        assert [line for line in lines if line.startswith("table │ 10.0 KiB │ 0 r, 1 w │ GPU 0")]
+        assert [line for line in lines if line.startswith("table │ 10.0 KiB │ 0 r, 2 w │ GPU 0")]
 
     @pytest.mark.parametrize(
         ("name", "shown", "room"),

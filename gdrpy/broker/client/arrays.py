@@ -43,8 +43,7 @@ async def put(
             ``gpu``, ``cpu`` and ``wait``.
         seal: Whether to make the region immutable.
 
-    Other processes find the whole array or the region that had the name before. If that was a
-    checkpoint, its files stay until ``gdrpy rm -r NAME`` deletes them.
+    Other processes find the whole array or the region that had the name before.
 
     Raises as :meth:`create`, and TypeError for arrays of objects and of structures.
     """

@@ -6,7 +6,7 @@ import copyreg
 from typing import Any
 
 from gdrpy._core._mapping import alone, run
-from gdrpy.broker.client import arrays, calls, checkpoints, region_calls
+from gdrpy.broker.client import arrays, calls, checkpoints, lookup, region_calls
 from gdrpy.broker.client.base import BrokerBase, reach
 from gdrpy.broker.client.connection import Lease, Parcels, R
 from gdrpy.broker.client.region import LeasedRegion
@@ -69,8 +69,8 @@ class Broker(BrokerBase[BrokerRegion]):
     load = blocking(arrays.load)
     load_checkpoint = blocking(checkpoints.load_checkpoint)
     tensors = blocking(checkpoints.tensors)
-    list = blocking(calls.list_regions)
-    stat = blocking(calls.stat)
+    list = blocking(lookup.list_regions)
+    stat = blocking(lookup.stat)
     delete = blocking(calls.delete)
     seal = blocking(calls.seal)
     chmod = blocking(calls.chmod)
@@ -105,7 +105,7 @@ class Broker(BrokerBase[BrokerRegion]):
             try:
                 answer = self._ask_now(calls.request_to_get(name, gpu, readonly), Grant)
             except NotFound as error:
-                raise run(calls.missing, self, name, error) from None
+                raise run(lookup.missing, self, name, error) from None
             return BrokerRegion._granted(self, *answer, gpu, cpu)
         return run(
             calls.get,

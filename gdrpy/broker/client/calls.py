@@ -8,35 +8,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from typing import Any, TypeVar
 
 from gdrpy import cuda
 from gdrpy._core._mapping import Undo
 from gdrpy.broker import replies, requests
-from gdrpy.broker.client import region_calls
+from gdrpy.broker.client import lookup, region_calls
 from gdrpy.broker.client.arguments import (
     as_device,
     as_mode,
     as_name,
     as_nbytes,
-    as_prefix,
     as_seconds,
 )
 from gdrpy.broker.client.base import BrokerBase
 from gdrpy.broker.client.connection import Parcels
-from gdrpy.broker.client.connection import R as M
 from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.client.watch import Watching
 from gdrpy.broker.protocol import BATCH_LIMIT, CPU_DEVICE, PAGE_BYTES, pack_metadata
-from gdrpy.broker.replies import Grant, RegionInfo, Reply
+from gdrpy.broker.replies import Deleted, Grant, RegionInfo, Reply
 from gdrpy.broker.requests import Request, call_of
-from gdrpy.common import spelling
 from gdrpy.errors import (
     Error,
     NotFound,
     OutOfMemory,
-    PermissionDenied,
     ProtocolError,
     Timeout,
     TooLarge,
@@ -81,28 +76,6 @@ async def _patiently(
                     reason = str(error).removeprefix(f"{call}: ")
                     raise Timeout(f"{call}: waited {wait:g} s: {reason}") from error
             await watching.next(min(deadline, now + _ASK_AGAIN))
-
-
-async def missing(client: BrokerBase[R], name: str, error: NotFound) -> NotFound:
-    """The error to raise for a missing region. It suggests a similar name that this user may read.
-
-    It looks at the first page of names only, since a program may ask often.
-    """
-    with suppress(Error):
-        page, _ = await client._ask(requests.List("", "", id=0), replies.Page)
-        names = [str(info.name) for info in page.regions]
-        if name not in names:  # else something other than the region is missing
-            return NotFound(f"{error}{spelling.suggested(name, names)}")
-    return error
-
-
-async def _asked_by_name(client: BrokerBase[R], name: str, request: Request, kind: type[M]) -> M:
-    """The reply to a request for the region of a name."""
-    try:
-        reply, _ = await client._ask(request, kind)
-    except NotFound as error:
-        raise await missing(client, name, error) from None
-    return reply
 
 
 async def allocate(
@@ -235,7 +208,7 @@ async def get(
     try:
         return await _granted(client, request, cpu, wait, NotFound, name, viewer, place)
     except NotFound as error:
-        raise await missing(client, name, error) from None
+        raise await lookup.missing(client, name, error) from None
 
 
 def request_to_get(name: Any, gpu: Any, readonly: Any) -> requests.Get:
@@ -336,69 +309,42 @@ def _batches(names: list[str]) -> Iterator[list[str]]:
         yield batch
 
 
-async def list_regions(client: BrokerBase[R], prefix: str = "") -> list[RegionInfo]:
-    """The regions that this user may read and whose names begin with ``prefix``, in order."""
-    wanted = as_prefix("list", prefix)
-    found: list[RegionInfo] = []
-    after = ""
-    while True:
-        page, _ = await client._ask(requests.List(wanted, after, id=0), replies.Page)
-        found += replies.listed(page)
-        if page.next is None:
-            return found
-        if page.next <= after:
-            raise ProtocolError(f"list: the page after {after!r} ends with {page.next!r}")
-        after = page.next
-
-
-async def stat(client: BrokerBase[R], name: str) -> RegionInfo:
-    """The description of the region of this name, with its metadata and holders.
-
-    The name of a checkpoint is that of its index, which has neither the bytes nor the holders of
-    its files: they are the regions ``list(name + "/")``.
-
-    Raises NotFound, PermissionDenied, BrokerUnavailable.
-    """
-    request = requests.Stat(as_name("stat", name), id=0)
-    return replies.described(await _asked_by_name(client, name, request, replies.Description))
-
-
-async def _named(client: BrokerBase[R], call: str, name: str) -> RegionInfo:
-    """As :func:`stat`, but its errors name the call ``call``."""
-    as_name(call, name)
-    try:
-        return await stat(client, name)
-    except (NotFound, PermissionDenied) as error:
-        *number, words = error.args
-        raise type(error)(*number, words.replace("stat: ", f"{call}: ", 1)) from None
-
-
 async def delete(client: BrokerBase[R], name: str) -> None:
-    """Delete a region's name. The memory is freed when the last holder closes the region.
+    """Delete a region's name, and those of a checkpoint's files.
 
-    The files of a checkpoint are regions of their own, named ``NAME/...``. They stay, and ``gdrpy
-    rm -r NAME`` deletes all of it.
-
-    Raises NotFound, PermissionDenied, BrokerUnavailable.
+    The memory is freed when the last holder closes the region. Raises NotFound, PermissionDenied,
+    BrokerUnavailable.
     """
     request = requests.Delete(as_name("delete", name), id=0)
-    await _asked_by_name(client, name, request, Reply)
+    reply = await lookup.asked_by_name(client, name, request, Deleted)
+    await lookup.delete_files(client, name, reply.metadata)
 
 
 async def seal(client: BrokerBase[R], name: str) -> None:
     """Make the region of this name immutable: the broker grants no writable view of it any more.
 
-    Existing views stay writable. Raises NotFound, PermissionDenied.
+    Existing views stay writable. A checkpoint's files are sealed too. Raises NotFound,
+    PermissionDenied.
     """
-    info = await _named(client, "seal", name)
-    await client._ask(requests.Seal(info.region, id=0), Reply)
+    for info in await _whole(client, "seal", name):
+        await client._ask(requests.Seal(info.region, id=0), Reply)
 
 
 async def chmod(client: BrokerBase[R], name: str, mode: int) -> None:
-    """Change the permission bits of the region of this name. Raises NotFound, PermissionDenied."""
+    """Change the permission bits of the region of this name, and of a checkpoint's files.
+
+    Raises NotFound, PermissionDenied.
+    """
     bits = as_mode("chmod", mode)
-    info = await _named(client, "chmod", name)
-    await client._ask(requests.Change(info.region, bits, id=0), Reply)
+    for info in await _whole(client, "chmod", name):
+        await client._ask(requests.Change(info.region, bits, id=0), Reply)
+
+
+async def _whole(client: BrokerBase[R], call: str, name: str) -> list[RegionInfo]:
+    """The region of a name, after a checkpoint's files."""
+    whole = await lookup.named(client, call, name)
+    files = await lookup.files_of(client, name, whole.metadata or {})
+    return [*[await lookup.stat(client, file) for file in files], whole]
 
 
 async def rounded_size(client: BrokerBase[R], nbytes: int, device: Any = 0) -> int:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 import zlib
 from collections.abc import Callable
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from gdrpy import safetensors
 from gdrpy.arrays.array import Array
-from gdrpy.broker.client import arrays, calls, region_calls
+from gdrpy.broker.client import arrays, calls, lookup, region_calls
 from gdrpy.broker.client.arguments import as_device, as_name
 from gdrpy.broker.client.arrays import SAFETENSORS
 from gdrpy.broker.client.base import BrokerBase
@@ -22,15 +20,7 @@ from gdrpy.broker.protocol import CPU_DEVICE, UNDECODABLE
 from gdrpy.common.arguments import as_path
 from gdrpy.errors import NotFound, OutOfMemory, PermissionDenied
 
-if TYPE_CHECKING:
-    from gdrpy.broker.replies import RegionInfo
-
 R = TypeVar("R", bound=LeasedRegion)
-
-#: The metadata of a region whose bytes list the names of other regions, as JSON.
-CHECKPOINT = {"format": "checkpoint"}
-#: The part after the checkpoint's name in the names of its files' regions.
-_SHARD = r"/[0-9a-f]{8}/[^/]+"
 
 
 async def load_checkpoint(
@@ -73,7 +63,8 @@ async def load_checkpoint(
         home = (await calls.status(client))["uuids"].get(str(home), str(home))
     path = as_path("load_checkpoint", "folder", folder)
     files = [_source(path, file, name) for file in safetensors.shards(path)]
-    place = f"{name}/{_identity(files, home)}/"
+    about = {"format": lookup.CHECKPOINT, "id": _identity(files, home)}
+    place = f"{name}/{about['id']}/"
     there = await _published(client, place, files, mode, seal)
     missing = [file for file in files if file.name not in there]
     done, total = 0, sum(file.nbytes for file in missing)
@@ -107,14 +98,9 @@ async def load_checkpoint(
             )
     names = [place + file.name for file in files]
     index = msgspec.json.encode(names)
-    before, same_rights = await _listing(client, name, mode, seal, gpu, cpu)
-    if before != names or not same_rights:
-        draft = await calls.create(client, name, len(index), device, metadata=CHECKPOINT, **options)
+    if await _listing(client, name, about, mode, seal, gpu, cpu) != names:
+        draft = await calls.create(client, name, len(index), device, metadata=about, **options)
         (await arrays.published(draft, lambda: draft.write(index), seal)).close()
-        for info in await shards_of(client, name):
-            if info.name in before and info.name not in names:
-                with suppress(NotFound, PermissionDenied):
-                    await calls.delete(client, str(info.name))
     return await tensors(client, name, gpu=gpu, cpu=cpu)
 
 
@@ -145,7 +131,7 @@ async def tensors(
     views: dict[str, Any] = {"gpu": gpu, "cpu": cpu, "readonly": readonly, "device": device}
     while True:
         region = await calls.get(client, name, wait=wait, **views)
-        if region.metadata.get("format") != CHECKPOINT["format"]:
+        if not lookup.is_checkpoint(region.metadata):
             return region._tensors("tensors")
         names = listed(name, region.read())
         try:
@@ -159,18 +145,6 @@ async def tensors(
         finally:
             region.close()
         return {key: array for shard in shards for key, array in shard.tensors().items()}
-
-
-async def shards_of(client: BrokerBase[R], name: str) -> list[RegionInfo]:
-    """The regions of this checkpoint's files, also of interrupted loads."""
-    found: list[RegionInfo] = []
-    for info in await calls.list_regions(client, f"{name}/"):
-        if re.fullmatch(_SHARD, str(info.name)[len(name) :]):
-            with suppress(NotFound, PermissionDenied):
-                told = await calls.stat(client, str(info.name))
-                if (told.metadata or {}).get("checkpoint") == name:
-                    found.append(told)
-    return found
 
 
 class _Source(msgspec.Struct, frozen=True):
@@ -209,7 +183,7 @@ async def _published(
     client: BrokerBase[R], place: str, files: list[_Source], mode: int, seal: bool
 ) -> set[str]:
     """The files that an earlier load published at a place, given this load's permissions."""
-    names = {str(info.name) for info in await calls.list_regions(client, place)}
+    names = {str(info.name) for info in await lookup.list_regions(client, place)}
     if not names:
         return set()
     own = await calls.allocate(client, None, 1, "cpu")
@@ -222,7 +196,7 @@ async def _published(
         name = place + file.name
         if name not in names:
             continue
-        info = await calls.stat(client, name)
+        info = await lookup.stat(client, name)
         same = info.nbytes == file.nbytes and info.metadata == {**file.metadata, **SAFETENSORS}
         if not same or info.uid != uid or info.sealed > seal:
             continue
@@ -235,20 +209,23 @@ async def _published(
 
 
 async def _listing(
-    client: BrokerBase[R], name: str, mode: int, seal: bool, gpu: bool, cpu: bool
-) -> tuple[list[str], bool]:
-    """The regions that a checkpoint lists, and whether it has the mode and seal of this load.
-
-    Any other region lists none.
-    """
+    client: BrokerBase[R],
+    name: str,
+    about: dict[str, Any],
+    mode: int,
+    seal: bool,
+    gpu: bool,
+    cpu: bool,
+) -> list[str]:
+    """The regions that a checkpoint lists; none if it is not the one of this load."""
     try:
-        info = await calls.stat(client, name)
-        if info.metadata != CHECKPOINT:
-            return [], False
-        with await calls.get(client, name, gpu=gpu, cpu=cpu, readonly=True) as region:
-            return listed(name, region.read()), (info.mode, info.sealed) == (mode, seal)
+        info = await lookup.stat(client, name)
+        if (info.metadata, info.mode, info.sealed) == (about, mode, seal):
+            with await calls.get(client, name, gpu=gpu, cpu=cpu, readonly=True) as region:
+                return listed(name, region.read())
     except (NotFound, PermissionDenied, ValueError):
-        return [], False
+        pass
+    return []
 
 
 def listed(name: str, data: bytes) -> list[str]:

@@ -6,10 +6,20 @@ from typing import Any
 
 from gdrpy._core._mapping import Undo
 from gdrpy.broker import requests
+from gdrpy.broker.client import lookup
 from gdrpy.broker.client.connection import Parcels, R
 from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.protocol import pack_metadata
-from gdrpy.broker.replies import Description, Grant, Published, RegionInfo, Reply, Sha256, described
+from gdrpy.broker.replies import (
+    Deleted,
+    Description,
+    Grant,
+    Published,
+    RegionInfo,
+    Reply,
+    Sha256,
+    described,
+)
 from gdrpy.broker.requests import Get, Request, call_of
 from gdrpy.errors import Gone, InvalidRequest
 
@@ -23,12 +33,16 @@ async def _ask(region: LeasedRegion, request: Request, kind: type[R]) -> R:
 async def publish(region: LeasedRegion) -> int:
     """Publish a draft under its name, in one step; returns its version, from 1 on.
 
-    The region that had the name lives on until its last holder closes it. For a region that has its
+    The region that had the name lives on until its last holder closes it. If it was a checkpoint,
+    the names of its files are deleted. For a region that has its
     name already, this only returns the version. Raises InvalidRequest for an anonymous region and
     for one that has lost its name, PermissionDenied if the name is another user's.
     """
     published = await _ask(region, requests.Publish(region.id, id=0), Published)
     region.version = published.version
+    await lookup.delete_files(
+        region._broker, str(region.name), published.metadata, kept=region.metadata
+    )
     return region.version
 
 
@@ -137,13 +151,15 @@ async def ask_to_attach(call: str, region: LeasedRegion, newer: bool) -> tuple[G
 
 
 async def delete(region: LeasedRegion) -> None:
-    """Delete its name, if that still refers to this region. The memory stays while it is held.
+    """Delete its name, if that still refers to this region, and those of a checkpoint's files.
 
-    Raises NotFound, PermissionDenied, ValueError for an anonymous region.
+    The memory stays while it is held. Raises NotFound, PermissionDenied, ValueError for an
+    anonymous region.
     """
     if region.name is None:
         raise ValueError("BrokerRegion.delete: an anonymous region has no name: close it")
-    await _ask(region, requests.Delete(region.name, region.id, id=0), Reply)
+    reply = await _ask(region, requests.Delete(region.name, region.id, id=0), Deleted)
+    await lookup.delete_files(region._broker, region.name, reply.metadata)
 
 
 async def info(region: LeasedRegion) -> RegionInfo:

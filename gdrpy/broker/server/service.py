@@ -277,16 +277,18 @@ class Service:
                 f"publish: {region} was published before, as version {region.version}, and its "
                 f"name was deleted or refers to another region: make a new draft by create()"
             )
-        replaced = None
+        old = None
         if draft:
             require(session.identity, region, WRITE, "publish")
             old = self._replaceable("publish", session, region.name)
-            replaced = None if old is None else old.number
             version = 1 if old is None else old.version + 1
             self.table.commit(records.Published(region.number, version))
             self.announce("published", region)
             self._tell_of_room()
-        return replies.Published(id=request.id, version=region.version, replaced=replaced), []
+        reply = replies.Published(id=request.id, version=region.version, replaced=None)
+        if old is not None:
+            reply.replaced, reply.metadata = old.number, old.metadata
+        return reply, []
 
     def _replaceable(self, call: str, session: Session, name: str) -> RegionEntry | None:
         """The region that the name refers to, if any, which requires write permission."""
@@ -443,7 +445,7 @@ class Service:
         self.table.commit(records.Unlinked(region.number))
         self.announce("deleted", region)
         self._tell_of_room()
-        return replies.Reply(id=request.id), []
+        return replies.Deleted(id=request.id, metadata=region.metadata), []
 
     def _list(self, session: Session, request: requests.List) -> Answer:
         return telling.page(self.table, session.identity, request), []

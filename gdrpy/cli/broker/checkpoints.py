@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterable
 from typing import Any
 
 from msgspec.structs import replace
 
 from gdrpy.broker.client.broker import Broker
-from gdrpy.broker.client.checkpoints import CHECKPOINT, listed
+from gdrpy.broker.client.checkpoints import listed
+from gdrpy.broker.client.lookup import file_of, is_checkpoint
 from gdrpy.broker.replies import Holder, RegionInfo
 from gdrpy.cli import broker
 from gdrpy.cli.exits import CommandError
@@ -18,8 +18,6 @@ from gdrpy.errors import Error
 
 #: Bytes that a list of files has at most: any user can publish a region that says it is one.
 _LIST_MOST = 16 << 20
-#: The name of a file's region, after the name of its checkpoint.
-_FILE = re.compile(r"(.+)/[0-9a-f]{8}/[^/]+")
 
 
 class Checkpoints:
@@ -39,14 +37,14 @@ class Checkpoints:
 
     def _read(self, name: str) -> list[str]:
         with self._client.get(name, gpu=False, readonly=True) as region:
-            if region.metadata == CHECKPOINT and region.nbytes <= _LIST_MOST:
+            if is_checkpoint(region.metadata) and region.nbytes <= _LIST_MOST:
                 return listed(name, region.read())
         return []
 
     def whole(self, regions: Iterable[RegionInfo]) -> list[RegionInfo]:
         """Regions of a list, with what their files add up to for checkpoints."""
         found = {str(region.name): region for region in regions}
-        parents = {match[1] for match in map(_FILE.fullmatch, found) if match}
+        parents = {file[0] for file in map(file_of, found) if file}
         for name in parents & found.keys():
             files = [found[file] for file in self.files(found[name]) if file in found]
             found[name] = summed(found[name], files)
@@ -94,22 +92,13 @@ def _merged(regions: list[RegionInfo]) -> tuple[Holder, ...]:
 
 
 def check_alone(client: Broker, command: str, region: RegionInfo | None) -> None:
-    """Raise CommandError for a checkpoint, whose files would stay in vain, and for a file of one,
-    which could not be opened any more.
-    """
-    if region is None:
-        return
-    name = str(region.name)
-    if region.metadata == CHECKPOINT:
-        raise CommandError(
-            f"{command}: {name!r} is a checkpoint, whose files are regions {name + '/'!r}*: delete "
-            f"all of it by `gdrpy rm -r {name}`"
-        )
-    found = _FILE.fullmatch(name)
-    whole = found and broker.readable(client, found[1])
+    """Raise CommandError for a file of a checkpoint, which could not be opened any more."""
+    name = "" if region is None else str(region.name)
+    found = file_of(name)
+    whole = found and broker.readable(client, found[0])
     if whole and name in Checkpoints(client).files(whole):
         raise CommandError(
             f"{command}: {name!r} is a file of checkpoint {whole.name!r}, which cannot be opened "
-            f"without it: delete all of it by `gdrpy rm -r {whole.name}`, or this file alone by "
+            f"without it: delete all of it by `gdrpy rm {whole.name}`, or this file alone by "
             f"`gdrpy rm -r {name}`"
         )

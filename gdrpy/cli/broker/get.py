@@ -22,7 +22,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from gdrpy.broker.client.checkpoints import CHECKPOINT
+from gdrpy.broker.client.lookup import is_checkpoint
 from gdrpy.cli import broker
 from gdrpy.cli.exits import FAILED, OK, UNUSABLE, CommandError
 from gdrpy.cli.options import CommandParser
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     with ExitStack() as undo:
         client = undo.enter_context(broker.connect(args))
         region = undo.enter_context(client.get(args.name, gpu=False, readonly=True))
-        if region.metadata.get("format") == CHECKPOINT["format"]:
+        if is_checkpoint(region.metadata):
             below = f"{args.name}/"
             raise CommandError(
                 f"get: {args.name!r} is a checkpoint, whose files are regions {below!r}*: 'gdrpy "

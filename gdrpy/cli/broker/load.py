@@ -65,8 +65,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     copied = _Copied()
     with broker.connect(args) as client:
         replaced = broker.readable(client, args.name)
-        if not path.is_dir():
-            check_alone(client, "load", replaced)
+        check_alone(client, "load", replaced)
         args.mode, args.seal = broker.mode_and_seal(replaced, args)
         if args.digest and not args.seal:
             raise CommandError("--digest needs --seal: only sealed regions have digests", UNUSABLE)

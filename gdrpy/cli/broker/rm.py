@@ -1,11 +1,12 @@
 """Deletes the names of regions. Processes that hold such a region keep it; its memory
-returns to the GPU when the last of them closes it. A checkpoint, and a file of one, is
-only deleted with -r.
+returns to the GPU when the last of them closes it. The files of a checkpoint go with it;
+one of them alone is only deleted with -r.
 
 examples:
   gdrpy rm table
   gdrpy rm kv-0 kv-1 kv-2
-  gdrpy rm -r llama            also llama/...: a checkpoint, or what was loaded of one
+  gdrpy rm llama               a checkpoint, with its files
+  gdrpy rm -r llama            also llama/...: what an interrupted load left, too
 
 exit status:
   0  all are deleted
@@ -16,6 +17,7 @@ exit status:
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 
 from gdrpy.broker.client.arguments import as_name
 from gdrpy.broker.client.broker import Broker
@@ -41,6 +43,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
     errors: dict[str, str] = {}
     with broker.connect(args) as client:
         for name in _wanted(client, args):
+            if name in deleted:
+                continue
             try:
                 if not args.recursive:
                     check_alone(client, "rm", broker.readable(client, name))
@@ -55,14 +59,11 @@ def run(args: argparse.Namespace, output: Output) -> int:
     return FAILED if errors else OK
 
 
-def _wanted(client: Broker, args: argparse.Namespace) -> list[str]:
-    """The names to delete."""
-    if not args.recursive:
-        return list(args.names)
-    names: list[str] = []
+def _wanted(client: Broker, args: argparse.Namespace) -> Iterator[str]:
+    """The names to delete; each is deleted before the next is asked for."""
     for name in args.names:
-        below = [str(info.name) for info in client.list(f"{name}/")]
+        below = args.recursive and client.list(f"{name}/")
         if not below or any(info.name == name for info in client.list(name)):
-            below.insert(0, name)
-        names += below
-    return list(dict.fromkeys(names))
+            yield name
+        if below:
+            yield from [str(info.name) for info in client.list(f"{name}/")]

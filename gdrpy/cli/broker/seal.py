@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import argparse
 
-from gdrpy.broker.client.checkpoints import CHECKPOINT
+from gdrpy.broker.client.lookup import is_checkpoint
 from gdrpy.cli import broker
 from gdrpy.cli.broker.checkpoints import Checkpoints
 from gdrpy.cli.exits import OK
@@ -34,12 +34,11 @@ def add_arguments(parser: CommandParser) -> None:
 def run(args: argparse.Namespace, output: Output) -> int:
     with broker.connect(args) as client:
         region = client.stat(args.name)
-        files = Checkpoints(client).files(region) if region.metadata == CHECKPOINT else []
-        for name in (*files, args.name):
-            client.seal(name)
-            if args.digest:
-                with client.get(name, gpu=False, readonly=True) as held:
-                    output.line(f"{name}: SHA-256 {held.digest()}")
+        files = Checkpoints(client).files(region) if is_checkpoint(region.metadata) else []
+        client.seal(args.name)
+        for name in (*files, args.name) if args.digest else ():
+            with client.get(name, gpu=False, readonly=True) as held:
+                output.line(f"{name}: SHA-256 {held.digest()}")
         told = broker.shown(client, client.stat(args.name))
         told["files"] = [broker.shown(client, client.stat(name)) for name in files]
     output.line(f"{args.name} is sealed" + (f", and its {len(files)} files" if files else ""))

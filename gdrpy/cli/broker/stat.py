@@ -20,7 +20,7 @@ import contextlib
 from typing import Any
 
 from gdrpy.broker.client.broker import Broker
-from gdrpy.broker.client.checkpoints import CHECKPOINT
+from gdrpy.broker.client.lookup import is_checkpoint
 from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.replies import Holder, RegionInfo
 from gdrpy.cli import broker
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
 def _files(client: Broker, region: RegionInfo) -> list[RegionInfo]:
     """The regions of a checkpoint's files, as far as this user may read them."""
     found = []
-    if region.metadata == CHECKPOINT:
+    if is_checkpoint(region.metadata):
         for name in checkpoints.Checkpoints(client).files(region):
             with contextlib.suppress(Error, ValueError):
                 found.append(client.stat(name))

@@ -150,15 +150,20 @@ class View:
 
 @dataclass
 class _Process:
-    """A process that holds regions."""
+    """A process that holds regions, each by one connection or several."""
 
     uid: int
-    sizes: list[int] = field(default_factory=list)
+    #: Their sizes, by their numbers.
+    regions: dict[int, int] = field(default_factory=dict)
     writes: bool = False
     gpu: bool = False
 
-    def add(self, holder: Holder, size: int) -> None:
-        self.sizes.append(size)
+    @property
+    def size(self) -> int:
+        return sum(self.regions.values())
+
+    def add(self, holder: Holder, region: RegionInfo) -> None:
+        self.regions[region.region] = region.size
         self.writes |= holder.writable
         self.gpu |= holder.gpu
 
@@ -269,9 +274,9 @@ class Sample:
 
     def _holding(self, width: int) -> list[str]:
         """A line for each process: with its command's name, if that fits."""
-        most = sorted(self._processes.items(), key=lambda item: -sum(item[1].sizes))
+        most = sorted(self._processes.items(), key=lambda item: -item[1].size)
         rest = [
-            f" {approximate_size(sum(one.sizes)):>9} in {counted(len(one.sizes), 'region')}"
+            f" {approximate_size(one.size):>9} in {counted(len(one.regions), 'region')}"
             f"{', writes' * one.writes}{', GPU view' * one.gpu}, by {broker.user_words(one.uid)}"
             for _, one in most
         ]
@@ -291,7 +296,7 @@ def _processes(client: Broker, regions: Sequence[RegionInfo]) -> dict[int, _Proc
         with contextlib.suppress(NotFound, PermissionDenied):  # deleted meanwhile
             for holder in client.stat(str(region.name)).holders or ():
                 process = found.setdefault(holder.pid, _Process(holder.uid))
-                process.add(holder, region.size)
+                process.add(holder, region)
     return found
 
 

@@ -178,7 +178,10 @@ class Size(Reply):
 
 
 class Published(Reply):
-    """The region's version, and the number and the metadata of the region that had its name."""
+    """The region's version, and the number of the region that had its name.
+
+    Its metadata is there for a user who may read it.
+    """
 
     version: Number
     replaced: Number | None
@@ -186,7 +189,7 @@ class Published(Reply):
 
 
 class Deleted(Reply):
-    """The metadata of the region that had the name."""
+    """The metadata of the region that had the name, for a user who may read it."""
 
     metadata: Metadata = b""
 

@@ -342,7 +342,7 @@ def _tenant(address: int, size: int) -> str:
         except CudaError:
             continue
         if length:
-            return f"memory of no open region has {start:#x} to {start + length:#x}"
+            return f"memory or a reservation outside of gdrpy has {start:#x} to {start + length:#x}"
     return (
         "CUDA knows no memory there, so another library or the CPU may have reserved them, or they "
         "lie outside of what CUDA gives out (it has fewer addresses for small regions than for "

@@ -182,7 +182,7 @@ class TestDigest:
     def test_is_exact_if_the_broker_is_killed_amid_it(self, device, tmp_path):
         path = str(tmp_path / "broker.sock")
         found: list[str] = []
-        with serving(path) as server, gdrpy.connect(path) as broker:
+        with serving(path) as server, gdrpy.connect(path, reconnect=60) as broker:
             with self.sealed(broker, device) as region:
                 expected = hashlib.sha256(region.read(via="dma")).hexdigest()
                 before = nodes(server.pid)

@@ -287,7 +287,8 @@ class Service:
             self._tell_of_room()
         reply = replies.Published(id=request.id, version=region.version, replaced=None)
         if old is not None:
-            reply.replaced, reply.metadata = old.number, old.metadata
+            reply.replaced = old.number
+            reply.metadata = telling.metadata_for(session.identity, old)
         return reply, []
 
     def _replaceable(self, call: str, session: Session, name: str) -> RegionEntry | None:
@@ -445,7 +446,8 @@ class Service:
         self.table.commit(records.Unlinked(region.number))
         self.announce("deleted", region)
         self._tell_of_room()
-        return replies.Deleted(id=request.id, metadata=region.metadata), []
+        metadata = telling.metadata_for(session.identity, region)
+        return replies.Deleted(id=request.id, metadata=metadata), []
 
     def _list(self, session: Session, request: requests.List) -> Answer:
         return telling.page(self.table, session.identity, request), []

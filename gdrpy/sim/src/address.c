@@ -10,13 +10,13 @@
 #include "table.h"
 
 /*
- * Seen with driver 580 on an H100: reservations of 32 MiB or more lie at low addresses, and a wish
- * for a free one is granted. Those of 8 MiB or less lie at high addresses, and only wishes for the
- * part that CUDA itself has chosen from are granted. Other wishes are ignored.
+ * Seen with driver 580 on H100s: reservations of 28 MiB or more lie at low addresses, and may be at
+ * any free multiple of 32 MiB. Those of 24 MiB or less lie at high ones, and only a wish for a place
+ * that CUDA has chosen before is granted. Other wishes are ignored.
  */
-#define LARGE ((uint64_t)32 << 20)
+#define LARGE ((uint64_t)28 << 20)
+#define LARGE_UNIT ((uint64_t)32 << 20)
 #define LOW UINT64_C(0x302000000)
-#define LOW_END (UINT64_C(1) << 36)
 
 #define FLAGS (MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
 
@@ -98,7 +98,7 @@ static uint64_t choose_place(uint64_t size, uint64_t alignment, uint64_t wish)
 		return 0;
 	if (size < LARGE)
 		return wish;
-	if (wish >= LOW && wish < LOW_END)
+	if (wish && wish % LARGE_UNIT == 0)
 		return wish;
 	for (wish = LOW;; wish = other->start + other->size) {
 		wish = (wish + alignment - 1) & ~(alignment - 1);

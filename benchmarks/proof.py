@@ -38,16 +38,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The exit status: 0 if every step passed."""
     parser = argparse.ArgumentParser(prog="benchmarks/proof.py", description=__doc__)
     add_arguments(parser)
+    about = "the steps with one of these words in their names"
+    parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help=about)
     options = parser.parse_args(arguments)
     if cuda.simulated():
         parser.exit(2, "benchmarks/proof.py: this machine has no GPU that could prove anything\n")
 
-    steps = [step(name, command, user) for name, command, user in plan()]
+    wanted = [
+        one for one in plan() if not options.only or any(word in one[0] for word in options.only)
+    ]
+    if not wanted:
+        parser.error(f"--only: no step has {' or '.join(options.only)} in its name")
+    steps = [step(*one) for one in wanted]
     gpus = cuda.device_count()
+    only = ("--only", *options.only) if options.only else ()
     result = {
         "format": FORMAT,
         "header": machine.describe((), options.commit)
-        | {"command": "python benchmarks/proof.py", "gpus": gpus},
+        | {"command": shlex.join(("python", "benchmarks/proof.py", *only)), "gpus": gpus},
         "modules": ["proof"],
         "quick": False,
         "steps": steps,
@@ -67,7 +75,8 @@ def plan() -> list[tuple[str, tuple[str, ...], int]]:
         ("validate", (*GDRPY, "validate", "--json"), me),
         ("validate, 1 GiB", (*GDRPY, "validate", "--json", "--size", "1G"), me),
         *((name, (*GDRPY, name, "--json"), me) for name in MEASURING),
-        ("tests", (*PYTEST, "tests"), me),
+        ("contract tests", (*PYTEST, "tests/contract"), me),
+        ("other tests", (*PYTEST, "tests", "--ignore", "tests/contract"), me),
     ]
     if me == 0:
         steps += [

@@ -197,9 +197,10 @@ def _only(call: str, folder: str | os.PathLike[str], ending: str, preferred: str
     if preferred in found:
         return preferred
     if len(found) > 1:
+        index = f", no {_INDEX} that names a checkpoint's files" if preferred == _FILE else ""
         raise ValueError(
-            f"{call} has no {preferred}, and {len(found)} other files like it: {', '.join(found)}; "
-            f"load one of them, or a folder with one"
+            f"{call} has no {preferred}{index}, and {len(found)} other files like it: "
+            f"{', '.join(found)}; load one of them, or copy or download what is missing"
         )
     return found[0] if found else None
 

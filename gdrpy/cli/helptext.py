@@ -31,10 +31,11 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """End the program; for options that are not known with one that may have been meant."""
         _, _, unknown = message.partition("unrecognized arguments: ")
-        options = [one for one in self._option_string_actions if one.startswith("--")]
+        options = {one[2:] for one in self._option_string_actions if one.startswith("--")}
         for word in unknown.split():
             if word.startswith("--"):
-                message += spelling.suggested(word.partition("=")[0], options)
+                near = spelling.nearest(word[2:].partition("=")[0], options)
+                message += f": did you mean '--{near}'?" if near else ""
                 break
         Output(self.as_json).failed("CommandError", message)
         super().error(message)

@@ -66,8 +66,9 @@ class TestFolderWithoutCheckpoint:
     def test_of_several_files_without_an_index_names_them(self, folder):
         (folder / INDEX).unlink()
         assert self.refusal(folder) == (
-            f"safetensors.shards: FOLDER has no model.safetensors, and 3 other files like it: "
-            f"{FIRST}, {SECOND}, {THIRD}; load one of them, or a folder with one"
+            f"safetensors.shards: FOLDER has no model.safetensors, no {INDEX} that names a "
+            f"checkpoint's files, and 3 other files like it: {FIRST}, {SECOND}, {THIRD}; load one "
+            f"of them, or copy or download what is missing"
         )
 
     def test_of_a_missing_shard_names_it(self, folder):

@@ -474,11 +474,11 @@ class TestGet:
     ):
         files = json_of("load", str(folder), "llama", "--device", "cpu")[1]["files"]
         copy = tmp_path / "copy"
-        assert main(["get", "llama", "-o", str(copy)]) == 1
+        assert main(["get", "llama", str(copy)]) == 1
         assert capsys.readouterr().err == (
             "error: get: 'llama' is a checkpoint, whose files are regions 'llama/'*: 'gdrpy ls "
             "llama/' lists them, and 'gdrpy get' copies each\n"
         )
         assert not copy.exists()
-        assert main(["get", files[0]["name"], "-o", str(copy)]) == 0
+        assert main(["get", files[0]["name"], str(copy)]) == 0
         assert copy.stat().st_size == FILE_BYTES

@@ -73,7 +73,7 @@ class TestBash:
             (["help", "se"], ["serve", "seal"]),
             (["serve", "--socket", ""], []),
             (["copybw", "--plot", ""], []),
-            (["get", "x", "-o", ""], []),
+            (["get", "x", "--offset", ""], []),
             (["juggle", ""], []),
         ],
     )

@@ -18,13 +18,13 @@ class TestPutAndGet:
     @pytest.mark.parametrize("device", ["0", "cuda:0", "cpu"])
     def test_give_the_same_bytes(self, put, tmp_path, device):
         put("table", "--device", device)
-        assert main(["get", "table", "-o", str(tmp_path / "copy")]) == 0
+        assert main(["get", "table", str(tmp_path / "copy")]) == 0
         assert (tmp_path / "copy").read_bytes() == DATA
 
     def test_of_more_than_one_piece(self, put, tmp_path, monkeypatch):
         monkeypatch.setattr("gdrpy.cli.broker.CHUNK", 4096)
         put("table")
-        assert main(["get", "table", "-o", str(tmp_path / "copy")]) == 0
+        assert main(["get", "table", str(tmp_path / "copy")]) == 0
         assert (tmp_path / "copy").read_bytes() == DATA
 
     def test_of_a_file_that_shrinks_meanwhile_publishes_nothing(
@@ -40,7 +40,7 @@ class TestPutAndGet:
 
     @pytest.mark.parametrize("place", [0, 1, 2])
     def test_take_options_anywhere(self, broker, file, tmp_path, place):
-        put, get = ["table", str(file)], ["table", f"-o{tmp_path / 'copy'}"]
+        put, get = ["table", str(file)], ["table", str(tmp_path / "copy")]
         put[place:place] = ["--device", "cpu", "--seal"]
         get[place:place] = ["--nbytes", "3"]
         assert main(["put", *put]) == main(["get", *get]) == 0
@@ -49,12 +49,12 @@ class TestPutAndGet:
     def test_of_a_part(self, put, tmp_path):
         put("table")
         words = ["--offset", "255", "--nbytes", "3"]
-        assert main(["get", "table", "-o", str(tmp_path / "part"), *words]) == 0
+        assert main(["get", "table", str(tmp_path / "part"), *words]) == 0
         assert (tmp_path / "part").read_bytes() == b"\xff\x00\x01"
 
     def test_of_more_than_there_is_ends_with_1(self, put, tmp_path, capsys):
         put("table")
-        assert main(["get", "table", "-o", str(tmp_path / "part"), "--offset", "11K"]) == 1
+        assert main(["get", "table", str(tmp_path / "part"), "--offset", "11K"]) == 1
         assert capsys.readouterr().err == (
             "error: table has 10240 bytes: --offset 11264 is not before its end\n"
         )
@@ -62,7 +62,7 @@ class TestPutAndGet:
 
     def test_get_from_the_end_on_ends_with_1(self, put, tmp_path, capsys):
         put("table")
-        assert main(["get", "table", "-o", str(tmp_path / "part"), "--offset", "10K"]) == 1
+        assert main(["get", "table", str(tmp_path / "part"), "--offset", "10K"]) == 1
         assert capsys.readouterr().err == (
             "error: table has 10240 bytes: --offset 10240 is not before its end\n"
         )
@@ -71,7 +71,7 @@ class TestPutAndGet:
     def test_get_beyond_the_end_says_how_many_there_are(self, put, tmp_path, capsys):
         put("table")
         words = ["--offset", "9K", "--nbytes", "2K"]
-        assert main(["get", "table", "-o", str(tmp_path / "part"), *words]) == 1
+        assert main(["get", "table", str(tmp_path / "part"), *words]) == 1
         assert capsys.readouterr().err == (
             "error: table has 10240 bytes: 1024 from --offset 9216 on, not 2048\n"
         )
@@ -167,11 +167,11 @@ class TestPutAndGet:
     def test_get_refuses_json_beside_bytes(self, broker, json_of):
         status, said = json_of("get", "table")
         assert status == 2
-        assert "add -o FILE" in said["error"]["message"]
+        assert "add a FILE" in said["error"]["message"]
 
     def test_get_of_a_full_disk_ends_with_1(self, put, capsys):
         put("table")
-        assert main(["get", "table", "--output", "/dev/full"]) == 1
+        assert main(["get", "table", "/dev/full"]) == 1
         assert "cannot write /dev/full: No space left on device" in capsys.readouterr().err
 
     def test_get_ends_quietly_when_its_reader_does(self, put, file):

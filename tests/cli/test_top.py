@@ -82,6 +82,18 @@ class TestTop:
         ]
         assert line == f"  {f'{pid} {shown}'.strip():12}{rest}"
 
+    def test_shows_the_user_of_a_process_at_60_columns(self, broker, capsys, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "60")
+        with gdrpy.connect() as client, client.put("table", [1]):
+            assert main(["top", "--count", "1"]) == 0
+        (line,) = [
+            one
+            for one in capsys.readouterr().out.splitlines()
+            if one[2:].startswith(f"{os.getpid()} ")
+        ]
+        assert line.endswith(f"in 1 region, writes, GPU view, by {getpass.getuser()}")
+        assert len(line) <= 60
+
     def test_names_no_process_of_another_user(self):
         assert top._command(os.getpid(), os.getuid()) != ""
         assert top._command(os.getpid(), os.getuid() + 1) == ""

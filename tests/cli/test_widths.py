@@ -48,7 +48,7 @@ COMMANDS = [
     ["libgdrapi"],
     ["completion", "bash"],
     ["alloc", "models/tensors/of/the/host", "123K", "--device", "cpu"],
-    ["get", "models/weights/layer", "-o", os.devnull],
+    ["get", "models/weights/layer", os.devnull],
 ]
 #: Commands whose words are lines, which are never cut, and folded between words at most.
 IN_LINES = ("producer", "consumer", "serve", "watch", "put", "load", "seal", "rm", "help")

@@ -164,7 +164,7 @@ class TestClientWithoutCuda:
         path = tmp_path / "saved"
         with gdrpy.connect(broker_process.socket) as client:
             client.put("one", content).close()
-            words = ("get", "one", "--socket", broker_process.socket, "-o", str(path))
+            words = ("get", "one", str(path), "--socket", broker_process.socket)
             assert self.run(resource_manager_library, "-c", COMMAND, *words) == "0 False\n"
         assert path.read_bytes() == content
 

@@ -4,7 +4,7 @@ seal the region, or publish new versions of it. The files of a checkpoint are re
 which are copied one by one: 'gdrpy ls NAME/' lists them.
 
 examples:
-  gdrpy get table -o copy.bin
+  gdrpy get table copy.bin
   gdrpy get table | sha256sum
   gdrpy get table --offset 4K --nbytes 64 | xxd
 
@@ -34,13 +34,13 @@ def add_arguments(parser: CommandParser) -> None:
     broker.add_socket(parser)
     broker.add_name(parser)
     about = "the file to write (default: -, stdout)"
-    parser.add_argument("-o", "--output", default="-", metavar="FILE", help=about)
+    parser.add_argument("file", nargs="?", default="-", metavar="FILE", help=about)
     parser.option("--offset", _offset, "SIZE", "where to begin", "0")
     parser.option("--nbytes", parse_size, "SIZE", "how many bytes (default: all)")
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    if args.output == "-":
+    if args.file == "-":
         _check_stdout(args)
     with ExitStack() as undo:
         client = undo.enter_context(broker.connect(args))
@@ -58,25 +58,25 @@ def run(args: argparse.Namespace, output: Output) -> int:
             if there > 0:
                 what = f"{there} from --offset {args.offset} on, not {nbytes}"
             raise CommandError(f"{args.name} has {region.nbytes} bytes: {what}")
-        write = output.raw if args.output == "-" else _writer(args.output, undo)
+        write = output.raw if args.file == "-" else _writer(args.file, undo)
         with output.copying(args.name) as tell, broker.buffer(nbytes) as buffer:
             for done in range(0, nbytes, len(buffer)):
                 piece = buffer[: nbytes - done]
                 region.readinto(piece, args.offset + done)
                 write(piece)
                 tell(done + len(piece), nbytes)
-        if args.output != "-":
-            output.line(f"{args.output}: {format_size(nbytes)} of {args.name}")
-    output.finish({"name": args.name, "file": args.output, "offset": args.offset, "nbytes": nbytes})
+        if args.file != "-":
+            output.line(f"{args.file}: {format_size(nbytes)} of {args.name}")
+    output.finish({"name": args.name, "file": args.file, "offset": args.offset, "nbytes": nbytes})
     return OK
 
 
 def _check_stdout(args: argparse.Namespace) -> None:
     """Raise CommandError if raw bytes must not go to stdout."""
     if args.json:
-        raise CommandError("--json and the bytes cannot both go to stdout: add -o FILE", UNUSABLE)
+        raise CommandError("--json and the bytes cannot both go to stdout: add a FILE", UNUSABLE)
     if sys.stdout.isatty():
-        raise CommandError("raw bytes are not for a terminal: add -o FILE, or redirect", UNUSABLE)
+        raise CommandError("raw bytes are not for a terminal: add a FILE, or redirect", UNUSABLE)
 
 
 def _writer(name: str, undo: ExitStack) -> Callable[[memoryview], None]:

@@ -55,6 +55,8 @@ _FRAME = 5
 _BAR = 40
 #: What begins the lines of users and processes.
 _INDENT = "  "
+#: Columns of the names of users and processes, where there is room.
+_COLUMN = 12
 #: Columns that the path of the broker's socket has at least.
 _SOCKET = 12
 #: From these shares of a device on a bar has another colour.
@@ -269,7 +271,9 @@ class Sample:
         for key, used in sorted(self.status["users"].items(), key=lambda item: -item[1]):
             number, _, uid = key.partition("/")
             where = broker.device_words(_device(number))
-            lines.append(f"{broker.user_words(int(uid)):12} {approximate_size(used):>9} on {where}")
+            lines.append(
+                f"{broker.user_words(int(uid)):{_COLUMN}} {approximate_size(used):>9} on {where}"
+            )
         return lines
 
     def _holding(self, width: int) -> list[str]:
@@ -282,9 +286,10 @@ class Sample:
         ]
         named = [f"{pid} {_command(pid, one.uid)}" for pid, one in most]
         room = width - max(map(len, rest), default=0) - len(_INDENT)
-        column = max([12, *map(len, named)])
+        column = max([_COLUMN, *map(len, named)])
         if column > room:
-            named, column = [str(pid) for pid, _ in most], 12
+            named = [str(pid) for pid, _ in most]
+            column = max(min(_COLUMN, room), *map(len, named))
         return [f"{name:{column}}{line}" for name, line in zip(named, rest, strict=True)]
 
 

@@ -10,7 +10,7 @@ def nearest(word: str, words: Iterable[str]) -> str | None:
     import difflib  # which only errors need
 
     known = {one.casefold(): one for one in words}
-    near = difflib.get_close_matches(word.casefold(), [*known], 1)
+    near = difflib.get_close_matches(word.casefold(), [*known], 1, cutoff=0.65)
     return known[near[0]] if near else None
 
 

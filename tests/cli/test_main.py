@@ -151,6 +151,7 @@ class TestWrongUsage:
             (["alloc", "x", "1M", "--mod=0600"], "--mod=0600: did you mean '--mode'?\n"),
             (["get", "x", "--nbtyes", "4K", "y"], ": did you mean '--nbytes'?\n"),
             (["ls", "--nothing-like-it"], "unrecognized arguments: --nothing-like-it\n"),
+            (["top", "--once"], "unrecognized arguments: --once\n"),
             (["--versoin"], "unrecognized arguments: --versoin: did you mean '--version'?\n"),
             (["validate", "--size", "1.5M"], "'1.5M' is not a size: give whole bytes"),
             (["validate", "--size", "0"], "'0' is not a size from 1 byte to less than 4 EiB\n"),

@@ -156,7 +156,7 @@ class Sealed(_OneErrno, PermissionError):
 
 
 class SizeMismatch(Error, ValueError):
-    """The size given and the size of the memory disagree."""
+    """The size or the layout given and that of the memory disagree."""
 
 
 class Timeout(Error, TimeoutError):

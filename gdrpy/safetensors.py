@@ -13,7 +13,6 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from gdrpy.arrays import safetensors_image as image
@@ -28,14 +27,13 @@ from gdrpy.errors import SizeMismatch
 __all__ = [
     "Entry",
     "Layout",
-    "Plan",
     "file_layout",
     "image_of",
     "layout",
     "load",
     "plan",
+    "plan_file",
     "shards",
-    "size_of",
     "store",
     "tensors",
 ]
@@ -48,27 +46,17 @@ _THREADS = 4
 _REGISTER_FROM = 64
 
 
-class Plan(msgspec.Struct, frozen=True):
-    """The image that :func:`store` would write: its header with length, its names in data order.
+def plan(tensors: abc.Mapping[str, Any], metadata: abc.Mapping[str, str] | None = None) -> Layout:
+    """The layout that :func:`store` gives arrays.
 
-    The region needs at least ``nbytes`` bytes.
-    """
-
-    header: bytes
-    order: tuple[str, ...]
-    nbytes: int
-
-
-def plan(tensors: abc.Mapping[str, Any], metadata: abc.Mapping[str, str] | None = None) -> Plan:
-    """Lay arrays out without holes, all aligned to their elements, and to 256 bytes if their sizes
-    are multiples of 256.
+    It has no holes. All arrays are aligned to their elements, and to 256 bytes if their sizes are
+    multiples of 256.
 
     The arrays may be of any library, in host or GPU memory, as for :meth:`gdrpy.Array.write`.
     ``metadata`` is free text by name. Raises TypeError for element types that the format lacks,
     ValueError for names that it refuses.
     """
-    found = _lay_out(_arrays(tensors), metadata)
-    return Plan(image.pad(image.encode(found)), tuple(found.entries), found.nbytes)
+    return _lay_out(_arrays(tensors), metadata)
 
 
 def store(
@@ -111,13 +99,13 @@ def tensors(region: Shown) -> dict[str, Array]:
     return there
 
 
-def size_of(path: str | os.PathLike[str]) -> int:
-    """The bytes that a region needs for :func:`load`: the file's, with the header padded.
+def plan_file(path: str | os.PathLike[str]) -> Layout:
+    """The layout that :func:`load` gives a file: its own, with the header padded.
 
     Raises ValueError if the file is invalid, OSError.
     """
     with File(path) as file:
-        return _padded(file)[1].nbytes
+        return _padded(file)[1]
 
 
 def image_of(path: str | os.PathLike[str]) -> Iterator[bytes]:

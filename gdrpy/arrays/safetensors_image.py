@@ -6,6 +6,7 @@ the tensors fill without gaps. Headers are untrusted: everything in them is chec
 
 from __future__ import annotations
 
+import hashlib
 import math
 import reprlib
 from collections import abc
@@ -47,6 +48,12 @@ class Layout(msgspec.Struct, frozen=True):
     metadata: dict[str, str]
     data_start: int
     nbytes: int
+
+    @property
+    def digest(self) -> str:
+        """32 hexadecimal digits, the same where every tensor has the same name, type and place."""
+        places = encode(replace(self, metadata={}))
+        return hashlib.sha256(b"%d %b" % (self.data_start, places)).hexdigest()[:32]
 
 
 def read_header(size: int, read: Callable[[int, int], bytes]) -> bytes:

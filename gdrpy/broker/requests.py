@@ -91,8 +91,12 @@ class Get(Request, tag="get", kw_only=True):
     gpu: bool
 
 
-class GetMany(Request, tag="get_many"):
-    names: Names
+class GetMany(Request, tag="get_many", kw_only=True):
+    """Regions by their names, or by their numbers and the life of the broker that gave those."""
+
+    names: Names = []
+    regions: Regions = []
+    life: str | None = None
     readonly: bool
     gpu: bool
 
@@ -154,7 +158,7 @@ def count_of(request: AnyRequest) -> int:
     """The number of names, leases or regions that a request lists."""
     match request:
         case GetMany():
-            return len(request.names)
+            return len(request.names) + len(request.regions)
         case Resume():
             return len(request.leases)
         case Release():

@@ -65,16 +65,37 @@ def takes_direct_io(path: Path) -> bool:
 class TestPlan:
     def test_puts_sizes_that_divide_by_most_first_then_sorts_by_name(self):
         planned = images.plan(ARRAYS)
-        assert planned.order == ORDER
-        assert len(planned.header) % 256 == 0
+        assert tuple(planned.entries) == ORDER
+        assert planned.data_start % 256 == 0
         data = sum(array.nbytes for array in ARRAYS.values())
-        assert planned.nbytes == len(planned.header) + data
+        assert planned.nbytes == planned.data_start + data
 
     def test_of_nothing_is_a_header_alone(self):
-        assert images.plan({}) == images.Plan(image(b"{}" + b" " * 246), (), 256)
+        assert images.plan({}) == images.Layout({}, {}, 256, 256)
 
     def test_is_the_same_whatever_order_the_arrays_come_in(self):
         assert images.plan(ARRAYS) == images.plan(dict(sorted(ARRAYS.items())))
+
+    def test_has_the_digest_of_what_is_stored(self, region):
+        images.store(region, ARRAYS, {"format": "np"})
+        assert images.layout(region).digest == images.plan(ARRAYS).digest
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            {"b": np.zeros(4, np.float32)},
+            {"a": np.zeros(4, np.int32)},
+            {"a": np.zeros((2, 2), np.float32)},
+            {"a": np.zeros(4, np.float32), "b": np.zeros(0)},
+        ],
+    )
+    def test_has_another_digest_if_a_tensor_lies_otherwise(self, other):
+        plan = images.plan({"a": np.zeros(4, np.float32)})
+        assert len({plan.digest, images.plan(other).digest}) == 2
+
+    def test_has_another_digest_if_a_long_text_moves_the_data(self):
+        texts = {"text": "x" * 250}
+        assert images.plan(ARRAYS).digest != images.plan(ARRAYS, texts).digest
 
     def test_refuses_element_types_that_the_format_lacks(self):
         with pytest.raises(TypeError, match="tensor 'z': dtype must be one of BOOL"):
@@ -175,7 +196,7 @@ class TestLoad:
 
     @pytest.mark.parametrize("cpu", [True, False])
     def test_shows_what_the_safetensors_package_wrote(self, backend, path, cpu):
-        with gdrpy.alloc(images.size_of(path), cpu=cpu) as region:
+        with gdrpy.alloc(images.plan_file(path).nbytes, cpu=cpu) as region:
             images.load(path, region)
             assert_same(read_all(region), ARRAYS)
             found = images.layout(region)
@@ -198,7 +219,7 @@ class TestLoad:
         told = []
         images.load(tmp_path / "large", region, lambda done, total: told.append((done, total)))
         assert_same(read_all(region), large)
-        data, total = 150_001, images.size_of(tmp_path / "large")
+        data, total = 150_001, images.plan_file(tmp_path / "large").nbytes
         assert [done for done, _ in told[-2:]] == [data, total]
         assert len(told) == -(-(tmp_path / "large").stat().st_size // BLOCK) + 1
         assert sorted(told) == told
@@ -260,7 +281,7 @@ class TestLoad:
         assert images.tensors(region)["b"].read().tolist() == [1.5]
 
     def test_needs_a_region_that_is_large_enough(self, backend, path):
-        nbytes = images.size_of(path)
+        nbytes = images.plan_file(path).nbytes
         with (
             gdrpy.alloc(nbytes - 1) as region,
             pytest.raises(SizeMismatch, match=f"take {nbytes} bytes"),

@@ -91,7 +91,18 @@ REQUESTS: Frames = {
     ),
     "get_many": (
         {"op": "get_many", "names": ["a", "b"], "readonly": True, "gpu": False, "id": 1},
-        "85a26f70a86765745f6d616e79a56e616d657392a161a162a8726561646f6e6c79c3a3677075c2a2696401",
+        "85a26f70a86765745f6d616e79a2696401a56e616d657392a161a162a8726561646f6e6c79c3a3677075c2",
+    ),
+    "get_many by identity": (
+        {
+            "op": "get_many",
+            "regions": [7, 8],
+            "life": "0123456789abcdef0123456789abcdef",
+            "readonly": True,
+            "gpu": False,
+            "id": 1,
+        },
+        "86a26f70a86765745f6d616e79a2696401a7726567696f6e73920708a46c696665d9203031323334353637383961626364656630313233343536373839616263646566a8726561646f6e6c79c3a3677075c2",
     ),
     "release": (
         {"op": "release", "regions": [7]},

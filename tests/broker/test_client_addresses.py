@@ -7,6 +7,7 @@ import pickle
 import threading
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 import gdrpy
@@ -156,6 +157,38 @@ class TestDetachedRegion:
             with pytest.raises(ValueError, match="an anonymous region has no newer version"):
                 anonymous.attach(newer=True)
 
+    @pytest.mark.parametrize(
+        ("publish", "like", "unlike"),
+        [
+            ("put", np.float32([1, 2]), np.int32([1, 2])),
+            ("put_tensors", {"x": np.float32([1, 2])}, {"y": np.float32([1, 2])}),
+        ],
+    )
+    def test_takes_a_newer_version_only_if_its_contents_lie_alike(
+        self, connected, publish, like, unlike
+    ):
+        put = getattr(connected, publish)
+        put("a", like).close()
+        with connected.get("a") as region:
+            for newer, refused in (like, False), (unlike, True), (like, False):
+                put("a", newer).close()
+                if not region.detached:
+                    region.detach()
+                if not refused:
+                    region.attach(newer=True)
+                    continue
+                why = "region 'a' lie otherwise than those of this one: close this one"
+                with pytest.raises(gdrpy.SizeMismatch, match=why):
+                    region.attach(newer=True)
+                assert holders(connected, "a") == 0
+
+    def test_comes_back_whatever_its_metadata_says_meanwhile(self, connected):
+        with connected.put("a", [1]) as region, connected.get("a") as other:
+            region.detach()
+            other.set_metadata({"note": "x"})
+            region.attach()
+            assert region.metadata == {"note": "x"}
+
     def test_is_read_only_if_it_was_sealed_meanwhile(self, connected):
         with connected.allocate("a", 4096) as region:
             region.detach()
@@ -234,6 +267,33 @@ class TestMany:
         assert [region.read().decode() for region in regions] == [one.name for one in regions]
         connected.attach_many(regions)
         connected.attach_many([])
+
+    def test_come_by_one_request_for_each_right(self, connected, regions):
+        with connected.get("layer/0", readonly=True) as reader, connected.allocate(None, 1) as one:
+            those = [*regions, reader, one]
+            gdrpy.detach_many([*regions[::-1], reader])
+            asked = connected.status()["requests"]
+            connected.attach_many(those)
+            more = connected.status()["requests"]
+            assert {name: more[name] - asked[name] for name in ("get", "get_many")} == {
+                "get": 0,
+                "get_many": 2,
+            }
+            assert [region.readonly for region in those] == [False] * 4 + [True, False]
+            assert reader.read() == b"layer/0"
+
+    def test_come_back_from_a_broker_that_was_restarted(self, broker, connected, regions):
+        gdrpy.detach_many(regions)
+        broker.restart()
+        connected.attach_many(regions)
+        assert [region.read().decode() for region in regions] == [one.name for one in regions]
+
+    def test_name_the_one_that_no_longer_exists(self, connected, regions):
+        gdrpy.detach_many(regions)
+        connected.delete("layer/2")
+        why = rf"^attach_many: region {regions[2].id} no longer exists: attach\(newer=True\)"
+        with pytest.raises(gdrpy.Gone, match=why):
+            connected.attach_many(regions)
 
     def test_keep_their_leases_if_one_cannot_be_detached(self, connected, regions, monkeypatch):
         def fail(*_):

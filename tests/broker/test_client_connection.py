@@ -566,7 +566,7 @@ class TestManyRegions:
 
         with (
             connect(fake(answer)) as broker,
-            pytest.raises(gdrpy.ProtocolError, match="2 grants came for 3 names"),
+            pytest.raises(gdrpy.ProtocolError, match="2 grants came for 3 regions"),
         ):
             broker.get_many(["a", "b", "c"], gpu=False)
 

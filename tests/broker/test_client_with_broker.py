@@ -23,7 +23,7 @@ import pytest
 
 import gdrpy
 from brokers import Broker
-from gdrpy import aio
+from gdrpy import aio, safetensors
 from gdrpy.broker import requests
 from gdrpy.broker.client.broker import attach
 from gdrpy.cli import main
@@ -353,7 +353,8 @@ class TestArrays:
         tensors = {"x": np.arange(6, dtype=np.float32).reshape(2, 3), "y": np.array([True])}
         connected.put_tensors("a", tensors, "cpu").close()
         with connected.get("a") as region:
-            assert region.metadata == {"format": "safetensors"}
+            layout = safetensors.plan(tensors).digest
+            assert region.metadata == {"format": "safetensors", "layout": layout}
             found = {name: tensor.read() for name, tensor in region.tensors().items()}
             assert found.keys() == tensors.keys()
             assert all((found[name] == tensors[name]).all() for name in tensors)

@@ -200,7 +200,7 @@ class TestSafetensorsOnAGpu:
         }
         path = tmp_path / "model.safetensors"
         save_file(weights, path)
-        with gdrpy.alloc(safetensors.size_of(path)) as region:
+        with gdrpy.alloc(safetensors.plan_file(path).nbytes) as region:
             safetensors.load(path, region)
             tensors = safetensors.tensors(region)
             assert tensors.keys() == weights.keys()

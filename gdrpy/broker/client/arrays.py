@@ -11,14 +11,16 @@ from gdrpy.arrays.elements import elements_of
 from gdrpy.broker.client import calls, region_calls
 from gdrpy.broker.client.arguments import as_name
 from gdrpy.broker.client.base import BrokerBase
-from gdrpy.broker.client.layouts import ARRAY, layout_of
+from gdrpy.broker.client.layouts import ARRAY, LAYOUT, layout_of
 from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.common.arguments import as_path
 
 R = TypeVar("R", bound=LeasedRegion)
 
-#: In the metadata of a region that holds an image of the safetensors format.
-SAFETENSORS = {"format": "safetensors"}
+
+def of_tensors(layout: safetensors.Layout) -> dict[str, Any]:
+    """The metadata of a region that holds an image of the safetensors format."""
+    return {"format": "safetensors", LAYOUT: layout.digest}
 
 
 async def put(
@@ -49,7 +51,8 @@ async def put(
     """
     as_name("put", name)  # first, so that the error names swapped arguments
     source = elements_of("put", array)
-    about = _described("put", metadata, {ARRAY: layout_of(source)})
+    _check_metadata("put", metadata)
+    about = {**(metadata or {}), ARRAY: layout_of(source)}
     options: dict[str, Any] = {"mode": mode, "gpu": gpu, "cpu": cpu, "wait": wait}
     nbytes = max(source.data.nbytes, 1)
     draft = await calls.create(client, name, nbytes, device, metadata=about, **options)
@@ -83,7 +86,7 @@ async def put_tensors(
     does not exist.
     """
     as_name("put_tensors", name)
-    about = _described("put_tensors", metadata, SAFETENSORS)
+    _check_metadata("put_tensors", metadata)
     aliases = aliases or {}
     for alias, kept in aliases.items():
         if alias in tensors:
@@ -93,8 +96,9 @@ async def put_tensors(
                 f"put_tensors: alias {alias!r} stands for {kept!r}, which is not a tensor's name"
             )
     options: dict[str, Any] = {"mode": mode, "gpu": gpu, "cpu": cpu, "wait": wait}
-    nbytes = safetensors.plan(tensors, aliases).nbytes
-    draft = await calls.create(client, name, nbytes, device, metadata=about, **options)
+    layout = safetensors.plan(tensors, aliases)
+    about = {**(metadata or {}), **of_tensors(layout)}
+    draft = await calls.create(client, name, layout.nbytes, device, metadata=about, **options)
     return await published(draft, lambda: safetensors.store(draft, tensors, aliases), seal)
 
 
@@ -124,18 +128,17 @@ async def load(
     """
     as_name("load", name)
     path = as_path("load", "path", path)
-    about = _described("load", metadata, SAFETENSORS)
+    _check_metadata("load", metadata)
     options: dict[str, Any] = {"mode": mode, "gpu": gpu, "cpu": cpu, "wait": wait}
-    nbytes = safetensors.size_of(path)
-    draft = await calls.create(client, name, nbytes, device, metadata=about, **options)
+    layout = safetensors.plan_file(path)
+    about = {**(metadata or {}), **of_tensors(layout)}
+    draft = await calls.create(client, name, layout.nbytes, device, metadata=about, **options)
     return await published(draft, lambda: safetensors.load(path, draft, progress), seal)
 
 
-def _described(call: str, metadata: Any, contents: Mapping[str, Any]) -> dict[str, Any]:
-    """A region's metadata, the caller's and what says how to read the contents."""
+def _check_metadata(call: str, metadata: Any) -> None:
     if metadata is not None and not isinstance(metadata, dict):
         raise TypeError(f"{call}: metadata must be a dict, not {metadata!r}")
-    return {**(metadata or {}), **contents}
 
 
 async def published(draft: R, fill: Callable[[], object], seal: bool) -> R:

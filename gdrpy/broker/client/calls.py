@@ -30,8 +30,10 @@ from gdrpy.broker.replies import Deleted, Grant, RegionInfo, Reply
 from gdrpy.broker.requests import Request, call_of
 from gdrpy.errors import (
     Error,
+    Gone,
     NotFound,
     OutOfMemory,
+    PermissionDenied,
     ProtocolError,
     Timeout,
     TooLarge,
@@ -44,8 +46,8 @@ R = TypeVar("R", bound=LeasedRegion)
 
 #: Seconds after which a waiting call asks again without an event: other programs free memory too.
 _ASK_AGAIN = 1.0
-#: Bytes that msgpack puts before a name at most.
-_NAME_HEAD = 3
+#: Bytes that a number takes in msgpack at most, and more than what precedes a name.
+_KEY_BYTES = 9
 
 
 async def _patiently(
@@ -248,18 +250,42 @@ async def get_many(
     viewer = cuda.viewer("get_many", device, gpu)
     regions: list[R] = []
     with Undo() as undo:
-        for batch in _batches(wanted):
-            request = requests.GetMany(batch, bool(readonly), bool(gpu), id=0)
-            reply, parcels = await client._ask(request, replies.Grants)
-            undo.callback(parcels.clear)
-            parcels.reverse()  # each grant takes the last
-            for grant in reply.grants:
-                region = client._region_type._granted(client, grant, parcels, gpu, cpu, viewer)
-                regions.append(undo.keep(region))
-        if len(regions) != len(wanted):
-            raise ProtocolError(f"get_many: {len(regions)} grants came for {len(wanted)} names")
+        grants, parcels = await _granted_many(client, wanted, None, bool(readonly), bool(gpu))
+        undo.callback(parcels.clear)
+        for grant in grants:
+            region = client._region_type._granted(client, grant, parcels, gpu, cpu, viewer)
+            regions.append(undo.keep(region))
         undo.forget()
     return regions
+
+
+async def _granted_many(
+    client: BrokerBase[R],
+    wanted: list[str] | list[int],
+    life: str | None,
+    readonly: bool,
+    gpu: bool,
+) -> tuple[list[Grant], Parcels]:
+    """Grants of all regions, by names, or by numbers and life; each takes the last parcel."""
+    grants: list[Grant] = []
+    parcels: Parcels = []
+    try:
+        for batch in _batches(wanted):
+            keys: dict[str, Any] = {"names": batch}
+            if isinstance(batch[0], int):
+                keys = {"regions": batch, "life": life}
+            request = requests.GetMany(**keys, readonly=readonly, gpu=gpu, id=0)
+            reply, more = await client._ask(request, replies.Grants)
+            grants += reply.grants
+            parcels += more
+            more.clear()
+        if len(grants) != len(wanted):
+            raise ProtocolError(f"get_many: {len(grants)} grants came for {len(wanted)} regions")
+    except BaseException:
+        parcels.clear()
+        raise
+    parcels.reverse()
+    return grants, parcels
 
 
 async def attach_many(client: BrokerBase[R], regions: Iterable[R], *, newer: bool = False) -> None:
@@ -269,8 +295,8 @@ async def attach_many(client: BrokerBase[R], regions: Iterable[R], *, newer: boo
         regions: The regions, of this connection. Those that are attached are left as they are.
         newer: As for the regions' ``attach()``.
 
-    The broker grants all of them before the first is mapped. If one cannot be attached, the others
-    are detached again, and its error is raised. Raises as ``attach()``.
+    The broker grants all of them before the first is mapped, by one request. If one cannot be
+    attached, the others are detached again, and its error is raised. Raises as ``attach()``.
     """
     call = "attach_many"
     given: list[Any] = as_regions(call, regions, LeasedRegion, "regions of a broker", "attach()")
@@ -278,33 +304,39 @@ async def attach_many(client: BrokerBase[R], regions: Iterable[R], *, newer: boo
     for region in those:
         if region._broker is not client:
             raise ValueError(f"{call}: {region!r} came from another connection: attach() it")
-    granted: Parcels = []
+    alike: dict[tuple[bool, str | None], list[Any]] = {}
+    for region in those:
+        alike.setdefault((region.readonly, None if newer else region._life), []).append(region)
     with Undo() as undo:
-        undo.callback(granted.clear)
-        grants = []
-        for region in those:
-            grant, parcels = await region_calls.ask_to_attach(call, region, newer)
-            granted += parcels
-            parcels.clear()
-            grants.append(grant)
-        granted.reverse()  # each takes the last
-        for region, grant in zip(those, grants, strict=True):
-            undo.callback(vars(region).update, region._described())
-            region._attach_granted(call, grant, granted)
-            undo.callback(region.detach)
+        granted: list[tuple[list[Any], list[Grant], Parcels]] = []
+        for (readonly, life), group in alike.items():
+            wanted: list[Any] = [region.name if newer else region.id for region in group]
+            try:
+                grants, parcels = await _granted_many(client, wanted, life, readonly, True)
+            except (Gone, NotFound, PermissionDenied):
+                for region in group:  # raises the error of the one that was refused
+                    (await region_calls.ask_to_attach(call, region, newer))[1].clear()
+                raise
+            undo.callback(parcels.clear)
+            granted.append((group, grants, parcels))
+        for group, grants, parcels in granted:
+            for region, grant in zip(group, grants, strict=True):
+                undo.callback(vars(region).update, region._described())
+                region._attach_granted(call, grant, parcels)
+                undo.callback(region.detach)
         undo.forget()
 
 
-def _batches(names: list[str]) -> Iterator[list[str]]:
-    """The names in batches that fit a packet."""
-    batch: list[str] = []
+def _batches(wanted: list[Any]) -> Iterator[list[Any]]:
+    """Names or numbers in batches that fit a packet."""
+    batch: list[Any] = []
     room = PAGE_BYTES
-    for name in names:
+    for one in wanted:
         if room < 0 or len(batch) == BATCH_LIMIT:
             yield batch
             batch, room = [], PAGE_BYTES
-        batch.append(name)
-        room -= len(name.encode()) + _NAME_HEAD
+        batch.append(one)
+        room -= _KEY_BYTES + (len(one.encode()) if isinstance(one, str) else 0)
     if batch:
         yield batch
 

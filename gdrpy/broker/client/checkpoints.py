@@ -13,7 +13,7 @@ from gdrpy import safetensors
 from gdrpy.arrays.array import Array
 from gdrpy.broker.client import arrays, calls, lookup, region_calls
 from gdrpy.broker.client.arguments import as_device, as_name
-from gdrpy.broker.client.arrays import SAFETENSORS
+from gdrpy.broker.client.arrays import of_tensors
 from gdrpy.broker.client.base import BrokerBase
 from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.protocol import CPU_DEVICE, UNDECODABLE
@@ -148,12 +148,16 @@ async def tensors(
 
 
 class _Source(msgspec.Struct, frozen=True):
-    """A file, the size of its region, and the metadata that identifies it in a later load."""
+    """A file, its tensors' layout, and the metadata that identifies it in a later load."""
 
     folder: str
     name: str
-    nbytes: int
+    layout: safetensors.Layout
     metadata: dict[str, Any]
+
+    @property
+    def nbytes(self) -> int:
+        return self.layout.nbytes
 
     @property
     def path(self) -> str:
@@ -168,7 +172,7 @@ def _source(folder: str, name: str, checkpoint: str) -> _Source:
         "file_bytes": found.st_size,
         "file_modified_ns": found.st_mtime_ns,
     }
-    return _Source(folder, name, safetensors.size_of(path), state)
+    return _Source(folder, name, safetensors.plan_file(path), state)
 
 
 def _identity(files: list[_Source], device: str) -> str:
@@ -197,7 +201,8 @@ async def _published(
         if name not in names:
             continue
         info = await lookup.stat(client, name)
-        same = info.nbytes == file.nbytes and info.metadata == {**file.metadata, **SAFETENSORS}
+        about = {**file.metadata, **of_tensors(file.layout)}
+        same = info.nbytes == file.nbytes and info.metadata == about
         if not same or info.uid != uid or info.sealed > seal:
             continue
         if info.mode != mode:

@@ -298,7 +298,8 @@ class Connection:
                 reply.grants += part.grants
                 reply.more = part.more
                 assert isinstance(request, requests.GetMany)
-                if len(reply.grants) > len(request.names) or (part.more and not part.grants):
+                asked = requests.count_of(request)
+                if len(reply.grants) > asked or (part.more and not part.grants):
                     raise ProtocolError("get_many: the broker's replies do not end")
         except BaseException as error:
             parcels.clear()

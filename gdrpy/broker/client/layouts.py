@@ -1,4 +1,4 @@
-"""The description of an array in its region's metadata."""
+"""The description of an array, or of tensors, in their region's metadata."""
 
 from __future__ import annotations
 
@@ -12,6 +12,13 @@ if TYPE_CHECKING:
 
 #: The key of an array's element type and shape in a region's metadata.
 ARRAY = "array"
+#: The key of the digest of the tensors' layout.
+LAYOUT = "layout"
+
+
+def same_layout(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether the contents of two regions lie alike, as far as their metadata tells."""
+    return all(one.get(key) == other.get(key) for key in (ARRAY, LAYOUT))
 
 
 def layout_of(array: Elements) -> list[Any]:

@@ -10,7 +10,7 @@ from gdrpy._core._mapping import Descriptor
 from gdrpy.arrays.array import Array
 from gdrpy.broker.client.base import BrokerBase
 from gdrpy.broker.client.connection import Lease, Parcels
-from gdrpy.broker.client.layouts import ARRAY, stored_array
+from gdrpy.broker.client.layouts import ARRAY, same_layout, stored_array
 from gdrpy.broker.protocol import CPU_DEVICE, unpack_metadata
 from gdrpy.broker.replies import Grant
 from gdrpy.common.dtypes import DType
@@ -117,6 +117,12 @@ class LeasedRegion(Region):
                 raise SizeMismatch(
                     f"{call}: version {grant.version} of region {grant.name!r} has {grant.nbytes} "
                     f"bytes, and this one {self.nbytes}: close this one, and get the other"
+                )
+            newer = grant.region != self.id
+            if newer and not same_layout(self.metadata, unpack_metadata(grant.metadata)):
+                raise SizeMismatch(
+                    f"{call}: the contents of version {grant.version} of region {grant.name!r} lie "
+                    f"otherwise than those of this one: close this one, and get the other"
                 )
             attached = self._attach(call, descriptor.fileno(), grant.readonly, lease)
             if attached:

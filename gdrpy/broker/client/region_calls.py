@@ -112,9 +112,10 @@ async def attach(region: LeasedRegion, *, newer: bool = False) -> None:
         newer: Whether to take the newest version that was published under the region's name. False
             brings back the same region.
 
-    The newer version must have the same size, on the same GPU. A read-only region stays read-only,
-    and any becomes so if its version was sealed. The CPU view is made again if there was one. It
-    does nothing for a region that is attached, unless ``newer`` is true.
+    The newer version must have the same size, on the same GPU, and its contents must lie alike: an
+    array of the same type and shape, or tensors of the same layout. A read-only region stays
+    read-only, and any becomes so if its version was sealed. The CPU view is made again if there was
+    one. It does nothing for a region that is attached, unless ``newer`` is true.
 
     Raises Gone (the region no longer exists), NotFound, SizeMismatch, PermissionDenied,
     OutOfMemory, Closed, and for ``newer`` ValueError if the region has no name, or is attached. The

@@ -299,12 +299,17 @@ class Service:
         return current
 
     def _get(self, session: Session, request: requests.Get) -> Answer:
-        if request.life is None or request.life == self.table.life:
-            region = self._find("get", session, request.name, request.region)
-        else:
-            region = self._find_copy(session, request.life, request.region)
+        region = self._wanted("get", session, request.name, request.region, request.life)
         grant, fd = self._get_region(session, region, request.readonly, request.gpu, request.id)
         return grant, [fd]
+
+    def _wanted(
+        self, call: str, session: Session, name: str | None, number: int | None, life: str | None
+    ) -> RegionEntry:
+        """The region to get: see :class:`requests.Get`."""
+        if life is None or life == self.table.life:
+            return self._find(call, session, name, number)
+        return self._find_copy(session, life, number)
 
     def _find_copy(self, session: Session, life: str, number: int | None) -> RegionEntry:
         """This user's copy of another broker's region. Other users' copies are not trusted."""
@@ -334,16 +339,20 @@ class Service:
         return self._grant(session, region, writable, gpu, number)
 
     def _get_many(self, session: Session, request: requests.GetMany) -> Work:
-        """Grant the regions up to the first name that is refused."""
+        """Grant the regions up to the first that is refused."""
+        if request.names and request.regions:
+            raise errors.InvalidRequest("get_many: give either names or regions' numbers")
+        wanted: list[tuple[str | None, int | None]] = [(name, None) for name in request.names]
+        wanted += [(None, number) for number in request.regions]
         done, more = 0, True
         while more:
             grants: list[Grant] = []
             fds: list[int] = []
             refusal: replies.Refusal | None = None
             room = _GRANTS_BYTES
-            for name in itertools.islice(request.names, done, done + self.at_once):
+            for one in itertools.islice(wanted, done, done + self.at_once):
                 try:
-                    region = self._find("get_many", session, name, None)
+                    region = self._wanted("get_many", session, *one, request.life)
                     grant, fd = self._get_region(
                         session, region, request.readonly, request.gpu, UNSET
                     )
@@ -352,11 +361,11 @@ class Service:
                     break
                 grants.append(grant)
                 fds.append(fd)
-                room -= _GRANT_BYTES + len(name.encode()) + len(grant.metadata)
+                room -= _GRANT_BYTES + len((grant.name or "").encode()) + len(grant.metadata)
                 if room < 0:
                     break
             done += len(grants)
-            more = refusal is not None or done < len(request.names)
+            more = refusal is not None or done < len(wanted)
             if grants or not more:
                 yield Grants(id=request.id, fds=len(fds), grants=grants, more=more), fds
             if refusal is not None:

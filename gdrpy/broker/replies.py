@@ -178,20 +178,10 @@ class Size(Reply):
 
 
 class Published(Reply):
-    """The region's version, and the number of the region that had its name.
-
-    Its metadata is there for a user who may read it.
-    """
+    """The region's version, and the number of the region that had its name."""
 
     version: Number
     replaced: Number | None
-    metadata: Metadata = b""
-
-
-class Deleted(Reply):
-    """The metadata of the region that had the name, for a user who may read it."""
-
-    metadata: Metadata = b""
 
 
 class Sha256(Reply):

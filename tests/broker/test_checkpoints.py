@@ -336,13 +336,25 @@ class TestFiles:
         connected.chmod("m", 0o640)
         assert {info.name[-5:] for info in connected.list() if info.mode != 0o640} == {"other"}
 
-    @pytest.mark.parametrize("wrong", [None, "..", "01234567", 7, ["x"]])
-    def test_are_not_what_a_region_says_that_only_has_the_format(self, connected, wrong):
+    def test_go_however_many_there_are(self, connected):
+        file = next(info for info in connected.list("m/") if FIRST in str(info.name))
+        metadata = connected.stat(str(file.name)).metadata
+        place = str(file.name).rpartition("/")[0]
+        for number in range(200):
+            connected.allocate(f"{place}/{number}", 1, "cpu", metadata=metadata).close()
+        connected.delete("m")
+        assert names(connected) == ["m/ID/other"]
+
+    @pytest.mark.parametrize("wrong", [None, "..", "01234567", 7, ["x"], "x" * 300, "0" * 9])
+    @pytest.mark.parametrize("name", ["x", "x" * 255])
+    def test_are_not_what_a_region_says_that_only_has_the_format(self, connected, wrong, name):
         before = names(connected)
         metadata = {"format": "checkpoint", "id": wrong}
-        connected.put("x", b"[]", "cpu", metadata=metadata).close()
+        connected.put(name, b"[]", "cpu", metadata=metadata).close()
         connected.put("x/01234567/other", b"x", "cpu").close()
-        connected.delete("x")
+        connected.chmod(name, 0o640)
+        connected.seal(name)
+        connected.delete(name)
         assert names(connected) == [*before, "x/ID/other"]
 
 

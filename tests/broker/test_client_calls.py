@@ -45,7 +45,6 @@ class HeldRegion:
 
     def __init__(self, answer):
         self._broker = Recorder(answer)
-        self.metadata = {}
 
     def _check(self, call):
         pass
@@ -95,7 +94,7 @@ class TestCall:
         assert asked(lookup.stat, "stat", "a") == REQUESTS["stat"][1]
 
     def test_delete(self):
-        assert asked(calls.delete, "delete", "a") == REQUESTS["delete"][1]
+        assert asked(calls.delete, "done", "a") == REQUESTS["delete"][1]
 
     def test_rounded_size(self):
         frame = asked(calls.rounded_size, "rounded_size", 4096, "cpu")
@@ -123,7 +122,7 @@ class TestCall:
         assert asked_about_region(region_calls.seal, "done") == REQUESTS["seal"][1]
 
     def test_region_delete(self):
-        frame = asked_about_region(region_calls.delete, "delete")
+        frame = asked_about_region(region_calls.delete, "done")
         assert frame == REQUESTS["delete if it means this"][1]
 
     def test_region_info(self):
@@ -150,7 +149,7 @@ class TestManyNames:
         assert len(run(calls.get_many, client, names)) == 9300
         sent = [msgpack.unpackb(packet)["names"] for packet in client.asked]
         assert [name for batch in sent for name in batch] == names
-        assert len(sent) == 3 + 2
+        assert len(sent) == 3 + 3
 
 
 class TestRefusal:

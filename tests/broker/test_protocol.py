@@ -21,7 +21,6 @@ KINDS = {
     "resume": replies.Resumed,
     "rounded_size": replies.Size,
     "publish": replies.Published,
-    "delete": replies.Deleted,
     "done": replies.Reply,
     "digest": replies.Sha256,
     "list": replies.Page,

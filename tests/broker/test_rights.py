@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 
+import gdrpy
 from brokers import BROKER_UID, Broker, Template, running
 from gdrpy.broker.server.rights import identity_of
 from gdrpy.broker.server.table import Session, Table
@@ -404,6 +405,53 @@ class TestLimitsOfAUser:
                 client.allocate("big", 1 << 20)
 
 
+class TestCheckpoint:
+    """Its files, which go with its name and have its mode and seal."""
+
+    def make(self, broker: Broker, name: str, mode: int) -> None:
+        """An index of files 0 and 1, of which the caller makes the first."""
+        with gdrpy.connect(broker.path) as client:
+            about = {"format": "checkpoint", "id": "01234567"}
+            client.put(name, b"[]", "cpu", metadata=about, mode=mode).close()
+            self.add(broker, name, 0, mode)
+
+    def add(self, broker: Broker, name: str, number: int, mode: int) -> None:
+        with gdrpy.connect(broker.path) as client:
+            file = f"{name}/01234567/{number}"
+            client.put(file, b"x", "cpu", metadata={"checkpoint": name}, mode=mode).close()
+
+    @pytest.mark.parametrize("asker", ["owner", "other", "root"])
+    def test_has_no_files_of_other_users(self, broker: Broker, asker: str) -> None:
+        name = f"checkpoint/{asker}"
+
+        def use() -> None:
+            with gdrpy.connect(broker.path) as client:
+                if asker != "other":
+                    client.chmod(name, 0o606)
+                    client.seal(name)
+                client.delete(name)
+
+        as_user("owner", lambda: self.make(broker, name, 0o606))
+        as_user("group", lambda: self.add(broker, name, 1, 0o604))
+        as_user(asker, use)
+        with gdrpy.connect(broker.path) as client:
+            (left,) = client.list(f"{name}/")
+        assert (left.name, left.mode, left.sealed) == (f"{name}/01234567/1", 0o604, False)
+
+    def test_keeps_files_that_the_one_who_deletes_it_may_not_write(self, broker: Broker) -> None:
+        name = "checkpoint/shared"
+
+        def delete() -> None:
+            with gdrpy.connect(broker.path) as client:
+                client.delete(name)
+
+        as_user("owner", lambda: self.make(broker, name, 0o606))
+        as_user("owner", lambda: self.add(broker, name, 1, 0o600))
+        as_user("other", delete)
+        with gdrpy.connect(broker.path) as client:
+            assert [info.name for info in client.list(f"{name}/")] == [f"{name}/01234567/1"]
+
+
 class TestRefusal:
     def test_tells_nothing_of_a_region_to_who_may_not_read_it(self, broker: Broker) -> None:
         def owner() -> None:
@@ -442,5 +490,6 @@ class TestSuggestedName:
             return said.getvalue()
 
         missing = "error: stat: there is no region of the name 'weihgts': did you mean "
-        assert as_user("root", mistype) == f"{missing}'weights'?\n"
+        # Here, which also imports what other users may not be able to read.
+        assert mistype() == f"{missing}'weights'?\n"
         assert as_user("other", mistype) == f"{missing}'weights-b'?\n"

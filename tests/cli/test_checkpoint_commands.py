@@ -80,6 +80,14 @@ class TestCheckpoint:
         assert json_of(command, *names, "--device", "cpu")[0] == 0
         assert [one["name"] for one in json_of("ls")[1]["regions"]] == ["llama"]
 
+    def test_is_replaced_with_a_warning_by_a_file_of_any_size(self, broker, folder, capsys):
+        assert main(["load", str(folder), "--device", "cpu"]) == 0
+        capsys.readouterr()
+        assert main(["put", "llama", str(folder / FIRST), "--device", "cpu"]) == 0
+        assert capsys.readouterr().err == (
+            "warning: llama was a checkpoint: its files are deleted too\n"
+        )
+
 
 class TestLoadOfAFolder:
     def test_gives_the_tensors_to_whoever_attaches(self, broker, folder, json_of):

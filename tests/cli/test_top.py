@@ -82,6 +82,15 @@ class TestTop:
         ]
         assert line == f"  {f'{pid} {shown}'.strip():12}{rest}"
 
+    @pytest.mark.parametrize("held", [False, True])
+    def test_is_shown_on_the_narrowest_terminal(self, put, monkeypatch, held):
+        put("table")
+        monkeypatch.setenv("COLUMNS", "5")
+        with gdrpy.connect() as client:
+            kept = client.get("table", gpu=False) if held else None
+            assert main(["top", "--count", "1"]) == 0
+        del kept
+
     def test_shows_the_user_of_a_process_at_60_columns(self, broker, capsys, monkeypatch):
         monkeypatch.setenv("COLUMNS", "60")
         with gdrpy.connect() as client, client.put("table", [1]):

@@ -26,7 +26,7 @@ from gdrpy.broker.client.connection import Parcels
 from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.client.watch import Watching
 from gdrpy.broker.protocol import BATCH_LIMIT, CPU_DEVICE, PAGE_BYTES, pack_metadata
-from gdrpy.broker.replies import Deleted, Grant, RegionInfo, Reply
+from gdrpy.broker.replies import Grant, RegionInfo, Reply
 from gdrpy.broker.requests import Request, call_of
 from gdrpy.errors import (
     Error,
@@ -342,14 +342,13 @@ def _batches(wanted: list[Any]) -> Iterator[list[Any]]:
 
 
 async def delete(client: BrokerBase[R], name: str) -> None:
-    """Delete a region's name, and those of a checkpoint's files.
+    """Delete a region's name, and those of a checkpoint's files that its owner has made.
 
     The memory is freed when the last holder closes the region. Raises NotFound, PermissionDenied,
     BrokerUnavailable.
     """
     request = requests.Delete(as_name("delete", name), id=0)
-    reply = await lookup.asked_by_name(client, name, request, Deleted)
-    await lookup.delete_files(client, name, reply.metadata)
+    await lookup.asked_by_name(client, name, request, Reply)
 
 
 async def seal(client: BrokerBase[R], name: str) -> None:
@@ -375,8 +374,7 @@ async def chmod(client: BrokerBase[R], name: str, mode: int) -> None:
 async def _whole(client: BrokerBase[R], call: str, name: str) -> list[RegionInfo]:
     """The region of a name, after a checkpoint's files."""
     whole = await lookup.named(client, call, name)
-    files = await lookup.files_of(client, name, whole.metadata or {})
-    return [*[await lookup.stat(client, file) for file in files], whole]
+    return [*await lookup.files_of(client, whole), whole]
 
 
 async def rounded_size(client: BrokerBase[R], nbytes: int, device: Any = 0) -> int:

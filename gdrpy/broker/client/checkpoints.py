@@ -11,6 +11,7 @@ import msgspec
 
 from gdrpy import safetensors
 from gdrpy.arrays.array import Array
+from gdrpy.broker.checkpoint import index_metadata, is_checkpoint
 from gdrpy.broker.client import arrays, calls, lookup, region_calls
 from gdrpy.broker.client.arguments import as_device, as_name
 from gdrpy.broker.client.arrays import of_tensors
@@ -63,7 +64,7 @@ async def load_checkpoint(
         home = (await calls.status(client))["uuids"].get(str(home), str(home))
     path = as_path("load_checkpoint", "folder", folder)
     files = [_source(path, file, name) for file in safetensors.shards(path)]
-    about = {"format": lookup.CHECKPOINT, "id": _identity(files, home)}
+    about = index_metadata(_identity(files, home))
     place = f"{name}/{about['id']}/"
     there = await _published(client, place, files, mode, seal)
     missing = [file for file in files if file.name not in there]
@@ -131,7 +132,7 @@ async def tensors(
     views: dict[str, Any] = {"gpu": gpu, "cpu": cpu, "readonly": readonly, "device": device}
     while True:
         region = await calls.get(client, name, wait=wait, **views)
-        if not lookup.is_checkpoint(region.metadata):
+        if not is_checkpoint(region.metadata):
             return region._tensors("tensors")
         names = listed(name, region.read())
         try:
@@ -200,7 +201,10 @@ async def _published(
         name = place + file.name
         if name not in names:
             continue
-        info = await lookup.stat(client, name)
+        try:
+            info = await lookup.stat(client, name)
+        except (NotFound, PermissionDenied):  # deleted meanwhile
+            continue
         about = {**file.metadata, **of_tensors(file.layout)}
         same = info.nbytes == file.nbytes and info.metadata == about
         if not same or info.uid != uid or info.sealed > seal:

@@ -205,7 +205,7 @@ class Connection:
                 answer = await self._exchange(request, kind)
                 self._settled = True
                 if perhaps_done and _was_done_before(request, answer):
-                    return cast(R, replies.Deleted()), []
+                    return cast(R, Reply()), []
                 return accepted(answer)
             except Silent:
                 raise self._timeout(request) from None

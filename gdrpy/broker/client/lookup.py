@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from gdrpy.broker import replies, requests
+from gdrpy.broker.checkpoint import is_file, place_of
 from gdrpy.broker.client.arguments import as_name, as_prefix
 from gdrpy.broker.client.base import BrokerBase
 from gdrpy.broker.client.connection import R as M
 from gdrpy.broker.client.region import LeasedRegion
-from gdrpy.broker.protocol import unpack_metadata
-from gdrpy.broker.replies import Deleted, RegionInfo
+from gdrpy.broker.replies import RegionInfo
 from gdrpy.broker.requests import Request
 from gdrpy.common import spelling
 from gdrpy.errors import Error, NotFound, PermissionDenied, ProtocolError
 
 R = TypeVar("R", bound=LeasedRegion)
-
-#: The format, in its metadata, of a region whose bytes list the regions of files, as JSON.
-CHECKPOINT = "checkpoint"
 
 
 async def missing(client: BrokerBase[R], name: str, error: NotFound) -> NotFound:
@@ -82,45 +78,15 @@ async def named(client: BrokerBase[R], call: str, name: str) -> RegionInfo:
         raise type(error)(*number, words.replace("stat: ", f"{call}: ", 1)) from None
 
 
-def is_checkpoint(metadata: dict[str, Any] | None) -> bool:
-    """Whether it is the metadata of a region that lists a checkpoint's files."""
-    return (metadata or {}).get("format") == CHECKPOINT
-
-
-def file_of(name: str) -> tuple[str, str] | None:
-    """The checkpoint, and how the names of all of its files begin, for the name of one."""
-    found = re.fullmatch(r"((.+)/[0-9a-f]{8}/)[^/]+", name)
-    return (found[2], found[1]) if found else None
-
-
-async def files_of(client: BrokerBase[R], name: str, metadata: dict[str, Any]) -> list[str]:
-    """The regions of a checkpoint's files, which this user may read; none for other metadata."""
-    if not is_checkpoint(metadata):
-        return []
-    place = f"{name}/{metadata.get('id')}/"
-    found: list[str] = []
-    for info in await list_regions(client, place):
-        if file_of(str(info.name)) == (name, place):
+async def files_of(client: BrokerBase[R], whole: RegionInfo) -> list[RegionInfo]:
+    """The regions of a checkpoint's files which this user may read; none of another region."""
+    name = str(whole.name)
+    place = place_of(name, whole.metadata)
+    found: list[RegionInfo] = []
+    for info in await list_regions(client, place) if place else ():
+        if info.uid == whole.uid:
             with suppress(NotFound, PermissionDenied):
                 told = await stat(client, str(info.name))
-                if (told.metadata or {}).get("checkpoint") == name:
-                    found.append(str(info.name))
+                if is_file(str(info.name), told.metadata, name, str(place)):
+                    found.append(told)
     return found
-
-
-async def delete_files(
-    client: BrokerBase[R], name: str, packed: bytes, kept: dict[str, Any] | None = None
-) -> None:
-    """Delete the files of the region that had a name, but those of a checkpoint that has it now.
-
-    Args:
-        name: The name.
-        packed: The metadata of the region that had it.
-        kept: That of the region that has it.
-    """
-    metadata = unpack_metadata(packed)
-    if metadata.get("id") == (kept or {}).get("id"):
-        return
-    for file in await files_of(client, name, metadata):
-        with suppress(NotFound, PermissionDenied):
-            await client._ask(requests.Delete(file, id=0), Deleted)

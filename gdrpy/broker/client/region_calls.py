@@ -6,12 +6,10 @@ from typing import Any
 
 from gdrpy._core._mapping import Undo
 from gdrpy.broker import requests
-from gdrpy.broker.client import lookup
 from gdrpy.broker.client.connection import Parcels, R
 from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.protocol import pack_metadata
 from gdrpy.broker.replies import (
-    Deleted,
     Description,
     Grant,
     Published,
@@ -34,23 +32,21 @@ async def publish(region: LeasedRegion) -> int:
     """Publish a draft under its name, in one step; returns its version, from 1 on.
 
     The region that had the name lives on until its last holder closes it. If it was a checkpoint,
-    the names of its files are deleted. For a region that has its
-    name already, this only returns the version. Raises InvalidRequest for an anonymous region and
-    for one that has lost its name, PermissionDenied if the name is another user's.
+    the names of its files are deleted. For a region that has its name already, this only returns
+    the version. Raises InvalidRequest for an anonymous region and for one that has lost its name,
+    PermissionDenied if the name is another user's.
     """
     published = await _ask(region, requests.Publish(region.id, id=0), Published)
     region.version = published.version
-    await lookup.delete_files(
-        region._broker, str(region.name), published.metadata, kept=region.metadata
-    )
     return region.version
 
 
 async def seal(region: LeasedRegion) -> None:
     """Make the region immutable: the broker grants no writable view of it any more.
 
-    This object refuses writes from now on, and its CPU view becomes read-only. Existing arrays and
-    mappings stay writable, here and in other processes: seal when the writers are done.
+    A checkpoint's files stay as they are: see :meth:`Broker.seal`. This object refuses writes from
+    now on, and its CPU view becomes read-only. Existing arrays and mappings stay writable, here and
+    in other processes: seal when the writers are done.
 
     Raises PermissionDenied, Gone.
     """
@@ -159,8 +155,7 @@ async def delete(region: LeasedRegion) -> None:
     """
     if region.name is None:
         raise ValueError("BrokerRegion.delete: an anonymous region has no name: close it")
-    reply = await _ask(region, requests.Delete(region.name, region.id, id=0), Deleted)
-    await lookup.delete_files(region._broker, region.name, reply.metadata)
+    await _ask(region, requests.Delete(region.name, region.id, id=0), Reply)
 
 
 async def info(region: LeasedRegion) -> RegionInfo:

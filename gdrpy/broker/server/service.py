@@ -15,6 +15,8 @@ from msgspec import UNSET, UnsetType
 
 from gdrpy import errors
 from gdrpy.broker import protocol, replies, requests
+from gdrpy.broker.checkpoint import is_file, place_of
+from gdrpy.broker.protocol import unpack_metadata
 from gdrpy.broker.replies import Grant, Grants
 from gdrpy.broker.server import memory, records, telling
 from gdrpy.broker.server.malformed import other_version
@@ -265,7 +267,7 @@ class Service:
             os.close(fd)
             raise
 
-    def _publish(self, session: Session, request: requests.Publish) -> Answer:
+    def _publish(self, session: Session, request: requests.Publish) -> Answer | Work:
         region = session.regions.get(request.region)
         if region is None:
             raise errors.Gone(f"publish: this connection does not hold region {request.region}")
@@ -285,11 +287,9 @@ class Service:
             self.table.commit(records.Published(region.number, version))
             self.announce("published", region)
             self._tell_of_room()
-        reply = replies.Published(id=request.id, version=region.version, replaced=None)
-        if old is not None:
-            reply.replaced = old.number
-            reply.metadata = telling.metadata_for(session.identity, old)
-        return reply, []
+        replaced = None if old is None else old.number
+        reply = replies.Published(id=request.id, version=region.version, replaced=replaced)
+        return self._without_files(session, old, region, (reply, []))
 
     def _replaceable(self, call: str, session: Session, name: str) -> RegionEntry | None:
         """The region that the name refers to, if any, which requires write permission."""
@@ -445,7 +445,7 @@ class Service:
         if region.number in self.table.regions:
             self.table.commit(records.Digested(region.number, sha256))
 
-    def _delete(self, session: Session, request: requests.Delete) -> Answer:
+    def _delete(self, session: Session, request: requests.Delete) -> Answer | Work:
         region = self._find("delete", session, request.name, None)
         if request.region is not None and request.region != region.number:
             raise errors.Gone(
@@ -455,8 +455,37 @@ class Service:
         self.table.commit(records.Unlinked(region.number))
         self.announce("deleted", region)
         self._tell_of_room()
-        metadata = telling.metadata_for(session.identity, region)
-        return replies.Deleted(id=request.id, metadata=metadata), []
+        return self._without_files(session, region, None, (replies.Reply(id=request.id), []))
+
+    def _without_files(
+        self, session: Session, old: RegionEntry | None, new: RegionEntry | None, answer: Answer
+    ) -> Answer | Work:
+        """The answer, after a checkpoint that lost its name has lost its files too."""
+        if old is None or old.name is None or not old.metadata:
+            return answer
+        place = place_of(old.name, unpack_metadata(old.metadata))
+        if place is None or (new and place == place_of(old.name, unpack_metadata(new.metadata))):
+            return answer
+        return self._delete_files(session, old, place, answer)
+
+    def _delete_files(self, session: Session, old: RegionEntry, place: str, answer: Answer) -> Work:
+        """Delete the names of a checkpoint's files, as far as they are of its owner."""
+        after = place
+        while names := self.table.names_after(after, place, SLICE):
+            for name in names:
+                file = self.table.names[name]
+                if (
+                    file.uid == old.uid
+                    and is_file(name, unpack_metadata(file.metadata), str(old.name), place)
+                    and allowed(session.identity, file, WRITE)
+                ):
+                    self.table.commit(records.Unlinked(file.number))
+                    self.announce("deleted", file)
+            after = names[-1]
+            if len(names) == SLICE:
+                yield None
+        self._tell_of_room()
+        yield answer
 
     def _list(self, session: Session, request: requests.List) -> Answer:
         return telling.page(self.table, session.identity, request), []

@@ -105,6 +105,12 @@ class Table:
         self._next += 1
         return found
 
+    def names_after(self, name: str, prefix: str, most: int) -> list[str]:
+        """At most so many of the names that begin with a prefix and follow ``name``, in order."""
+        start = bisect.bisect_right(self.sorted_names, name)
+        names = self.sorted_names[start : start + most]
+        return [one for one in names if one.startswith(prefix)]
+
     def commit(self, record: records.Record) -> None:
         """Record a change in the journal, and apply it."""
         self._journal(record)

@@ -18,11 +18,6 @@ _ENTRY_BYTES = 250
 _HIDDEN_BYTES = 16
 
 
-def metadata_for(identity: Identity, region: RegionEntry) -> bytes:
-    """A region's metadata; empty for a user who may not read the region."""
-    return region.metadata if allowed(identity, region, READ) else b""
-
-
 def entry(region: RegionEntry) -> RegionInfo:
     """A region in a list."""
     return RegionInfo(

@@ -8,9 +8,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from gdrpy.broker.checkpoint import file_of, is_checkpoint
 from gdrpy.broker.client.broker import Broker
 from gdrpy.broker.client.checkpoints import listed
-from gdrpy.broker.client.lookup import file_of, is_checkpoint
 from gdrpy.broker.replies import Holder, RegionInfo
 from gdrpy.cli import broker
 from gdrpy.cli.exits import CommandError

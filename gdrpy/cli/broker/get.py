@@ -22,7 +22,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from gdrpy.broker.client.lookup import is_checkpoint
+from gdrpy.broker.checkpoint import is_checkpoint
 from gdrpy.cli import broker
 from gdrpy.cli.exits import FAILED, OK, UNUSABLE, CommandError
 from gdrpy.cli.options import CommandParser

@@ -27,6 +27,7 @@ from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
 
+from gdrpy.broker.checkpoint import is_checkpoint
 from gdrpy.cli import broker
 from gdrpy.cli.broker.checkpoints import check_alone
 from gdrpy.cli.exits import OK, UNUSABLE, CommandError
@@ -68,7 +69,9 @@ def run(args: argparse.Namespace, output: Output) -> int:
         draft.publish()
         region = client.stat(args.name)
         told = broker.shown(client, region)
-    if replaced and replaced.nbytes != nbytes:
+    if replaced and is_checkpoint(replaced.metadata):
+        output.warn(f"{args.name} was a checkpoint: its files are deleted too")
+    elif replaced and replaced.nbytes != nbytes:
         output.warn(
             f"{args.name} had {format_size(replaced.nbytes)} and now has {format_size(nbytes)}; "
             f"processes that hold the old region keep it until they open the name again"

@@ -39,7 +39,7 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    deleted: list[str] = []
+    deleted: dict[str, None] = {}
     errors: dict[str, str] = {}
     with broker.connect(args) as client:
         for name in _wanted(client, args):
@@ -54,8 +54,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
                 output.error(errors[name])
             else:
                 output.line(f"deleted {name}")
-                deleted.append(name)
-    output.finish({"deleted": deleted, "errors": errors})
+                deleted[name] = None
+    output.finish({"deleted": list(deleted), "errors": errors})
     return FAILED if errors else OK
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import argparse
 
-from gdrpy.broker.client.lookup import is_checkpoint
+from gdrpy.broker.checkpoint import is_checkpoint
 from gdrpy.cli import broker
 from gdrpy.cli.broker.checkpoints import Checkpoints
 from gdrpy.cli.exits import OK
@@ -41,6 +41,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
                 output.line(f"{name}: SHA-256 {held.digest()}")
         told = broker.shown(client, client.stat(args.name))
         told["files"] = [broker.shown(client, client.stat(name)) for name in files]
-    output.line(f"{args.name} is sealed" + (f", and its {len(files)} files" if files else ""))
+    sealed = sum(file["sealed"] for file in told["files"])
+    output.line(f"{args.name} is sealed" + (f", and its {sealed} files" if sealed else ""))
     output.finish(told)
     return OK

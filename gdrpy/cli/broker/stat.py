@@ -19,8 +19,8 @@ import argparse
 import contextlib
 from typing import Any
 
+from gdrpy.broker.checkpoint import is_checkpoint
 from gdrpy.broker.client.broker import Broker
-from gdrpy.broker.client.lookup import is_checkpoint
 from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.replies import Holder, RegionInfo
 from gdrpy.cli import broker

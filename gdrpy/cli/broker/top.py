@@ -289,7 +289,7 @@ class Sample:
         column = max([_COLUMN, *map(len, named)])
         if column > room:
             named = [str(pid) for pid, _ in most]
-            column = max(min(_COLUMN, room), *map(len, named))
+            column = max([min(_COLUMN, room), *map(len, named)])
         return [f"{name:{column}}{line}" for name, line in zip(named, rest, strict=True)]
 
 

@@ -215,6 +215,7 @@ class Broker(BrokerBase[BrokerRegion]):
     allocate = calls.allocate
     create = calls.create
     get = calls.get
+    publish_many = calls.publish_many
     get_many = calls.get_many
     attach_many = calls.attach_many
     put = arrays.put

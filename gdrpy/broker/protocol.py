@@ -29,6 +29,8 @@ BATCH_LIMIT = 4096
 PAGE_BYTES = 32 * 1024
 #: Holders in the reply to a ``stat``.
 HOLDERS_LIMIT = 256
+#: Drafts that are published in one step.
+PUBLISH_LIMIT = 256
 #: Bytes of one region, before rounding.
 REGION_LIMIT = 1 << 61
 #: CUDA ordinals are smaller.

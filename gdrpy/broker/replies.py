@@ -178,10 +178,11 @@ class Size(Reply):
 
 
 class Published(Reply):
-    """The region's version, and the number of the region that had its name."""
+    """The region's version, the number of the region that had its name, the others' versions."""
 
     version: Number
     replaced: Number | None
+    others: list[Number] = []
 
 
 class Sha256(Reply):

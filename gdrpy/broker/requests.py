@@ -16,6 +16,7 @@ from gdrpy.broker.protocol import (
     DEVICE_LIMIT,
     NAME_LIMIT,
     PACKET_LIMIT,
+    PUBLISH_LIMIT,
     Bytes,
     Metadata,
     Number,
@@ -29,6 +30,8 @@ Device = Annotated[int, Meta(ge=CPU_DEVICE, lt=DEVICE_LIMIT)] | Annotated[str, M
 Mode = Annotated[int, Meta(ge=0, le=0o666)]
 Names = Annotated[list[Name], Meta(max_length=BATCH_LIMIT)]
 Regions = Annotated[list[Number], Meta(max_length=BATCH_LIMIT)]
+#: Drafts that are published with another one. The broker publishes all of them in one turn.
+Others = Annotated[list[Number], Meta(max_length=PUBLISH_LIMIT - 1)]
 #: A region of any broker: its life, and the region's number.
 Original = tuple[Annotated[str, Meta(max_length=32)], Number]
 #: A region, whether the lease is writable, and whether it is for a GPU view.
@@ -78,7 +81,10 @@ class RoundedSize(Request, tag="rounded_size"):
 
 
 class Publish(Request, tag="publish"):
+    """A draft, and others in the same step."""
+
     region: Number
+    others: Others = []
 
 
 class Get(Request, tag="get", kw_only=True):
@@ -163,6 +169,8 @@ def count_of(request: AnyRequest) -> int:
             return len(request.leases)
         case Release():
             return len(request.regions)
+        case Publish():
+            return len(request.others)
     return 0
 
 

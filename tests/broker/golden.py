@@ -70,6 +70,10 @@ REQUESTS: Frames = {
         {"op": "rounded_size", "nbytes": 4096, "device": -1, "id": 1},
         "84a26f70ac726f756e6465645f73697a65a66e6279746573cd1000a6646576696365ffa2696401",
     ),
+    "publish of several": (
+        {"op": "publish", "region": 7, "others": [8, 9], "id": 1},
+        "84a26f70a77075626c697368a6726567696f6e07a66f7468657273920809a2696401",
+    ),
     "publish": (
         {"op": "publish", "region": 7, "id": 1},
         "83a26f70a77075626c697368a6726567696f6e07a2696401",
@@ -226,6 +230,10 @@ REPLIES: Frames = {
     "rounded_size": (
         {"size": 2097152, "id": 1},
         "82a473697a65ce00200000a2696401",
+    ),
+    "publish of several": (
+        {"version": 2, "replaced": 6, "others": [1, 1], "id": 1},
+        "84a776657273696f6e02a87265706c6163656406a66f7468657273920101a2696401",
     ),
     "publish": (
         {"version": 2, "replaced": 6, "id": 1},

@@ -72,6 +72,11 @@ class Generator:
                 {"op": "allocate", **memory},
                 {"op": "create", **named},
                 {"op": "publish", "region": self.region()},
+                {
+                    "op": "publish",
+                    "region": self.region(),
+                    "others": [self.region() for _ in range(choice([0, 1, 3, 255, 256]))],
+                },
                 {"op": "get", "readonly": flag, "gpu": choice([True, False]), **which},
                 {
                     "op": "get_many",

@@ -80,6 +80,11 @@ def draft(client: RawClient) -> dict[str, Any]:
     return {"region": grant["region"]}
 
 
+def drafts(client: RawClient) -> dict[str, Any]:
+    """Two to publish in one step, one of a new name."""
+    return {**draft(client), "others": [client.create("k/b", metadata=b"new")["region"]]}
+
+
 GET = {"name": "k/a", "gpu": False}
 CASES = {
     "allocate host": Case("allocate", nothing(**allocation("k/a"))),
@@ -88,6 +93,7 @@ CASES = {
     "allocate what is there": Case("allocate", there(**allocation("k/a"))),
     "create": Case("create", nothing(**allocation("k/a"))),
     "publish": Case("publish", draft),
+    "publish several": Case("publish", drafts),
     "get readonly": Case("get", there(**GET, readonly=True)),
     "get writable": Case("get", there(**GET, readonly=False)),
     "get many": Case("get_many", there(names=["k/a", "k/a"], readonly=True, gpu=False)),
@@ -214,7 +220,7 @@ class TestBrokerKilledInTheMiddleOf:
         for step in steps():
             client = victim.broker.client()
             fields = case.prepare(client)
-            held = [fields["region"]] if "region" in fields else []
+            held = [fields["region"], *fields.get("others", [])] if "region" in fields else []
             victim.killer.arm(victim.broker.pid, step)
             reply: Reply | None = None
             try:

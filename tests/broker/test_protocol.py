@@ -20,6 +20,7 @@ KINDS = {
     "grants": replies.Grants,
     "resume": replies.Resumed,
     "rounded_size": replies.Size,
+    "publish of several": replies.Published,
     "publish": replies.Published,
     "done": replies.Reply,
     "digest": replies.Sha256,

@@ -130,13 +130,19 @@ class TableMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: any(region.draft for region in self.table.regions.values()))
     @rule(data=st.data())
-    def draft_is_published(self, data: Any) -> None:
+    def drafts_are_published(self, data: Any) -> None:
         drafts = [number for number, region in self.table.regions.items() if region.draft]
-        region = self.table.regions[data.draw(st.sampled_from(sorted(drafts)))]
-        assert region.name is not None
-        old = self.table.names.get(region.name)
-        version = 1 if old is None else old.version + 1
-        self.table.commit(records.Published(region.number, version))
+        numbers = data.draw(
+            st.lists(st.sampled_from(sorted(drafts)), min_size=1, unique_by=self.name_of)
+        )
+        made = []
+        for number in numbers:
+            old = self.table.names.get(self.name_of(number))
+            made.append((number, 1 if old is None else old.version + 1))
+        self.table.commit(records.Published(*made[0], made[1:]))
+
+    def name_of(self, number: int) -> str:
+        return str(self.table.regions[number].name)
 
     @precondition(lambda self: self.table.names)
     @rule(data=st.data())
@@ -275,7 +281,8 @@ def change(table: Table, chance: random.Random) -> None:
     elif what == 7 and region.linked:
         table.commit(records.Unlinked(region.number))
     elif what == 8 and region.draft:
-        table.commit(records.Published(region.number, 2))
+        drafts = {one.name: one.number for one in regions if one.draft and one.name != region.name}
+        table.commit(records.Published(region.number, 2, [(one, 2) for one in drafts.values()]))
     elif what == 9 and not region.sealed:
         table.commit(records.SealedNow(region.number, ("other life", 5)))
         table.commit(records.Digested(region.number, "ab" * 32))

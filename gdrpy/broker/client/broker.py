@@ -62,6 +62,7 @@ class Broker(BrokerBase[BrokerRegion]):
 
     allocate = blocking(calls.allocate)
     create = blocking(calls.create)
+    publish_many = blocking(calls.publish_many)
     get_many = blocking(calls.get_many)
     attach_many = blocking(calls.attach_many)
     put = blocking(arrays.put)

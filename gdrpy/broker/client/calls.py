@@ -25,7 +25,13 @@ from gdrpy.broker.client.base import BrokerBase
 from gdrpy.broker.client.connection import Parcels
 from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.client.watch import Watching
-from gdrpy.broker.protocol import BATCH_LIMIT, CPU_DEVICE, PAGE_BYTES, pack_metadata
+from gdrpy.broker.protocol import (
+    BATCH_LIMIT,
+    CPU_DEVICE,
+    PAGE_BYTES,
+    PUBLISH_LIMIT,
+    pack_metadata,
+)
 from gdrpy.broker.replies import Grant, RegionInfo, Reply
 from gdrpy.broker.requests import Request, call_of
 from gdrpy.errors import (
@@ -224,6 +230,32 @@ async def attach(
     """The region of this identity. Raises Gone if it no longer exists, and as :meth:`get`."""
     request = requests.Get(region=region, life=life, readonly=readonly, gpu=gpu, id=0)
     return await _granted(client, request, cpu)
+
+
+async def publish_many(client: BrokerBase[R], drafts: Iterable[R]) -> list[int]:
+    """Publish drafts under their names in one step; returns their versions, from 1 on.
+
+    Other processes find all of them or none, also if the broker is killed meanwhile. Up to 256
+    drafts of this connection, each of another name. Raises as the drafts' ``publish()``.
+    """
+    call = "publish_many"
+    regions: list[Any] = as_regions(call, drafts, LeasedRegion, "drafts of a broker", "publish()")
+    for region in regions:
+        region._check(call)
+        if region._broker is not client:
+            raise ValueError(f"{call}: {region!r} came from another connection: publish() it")
+    if len(regions) > PUBLISH_LIMIT:
+        raise ValueError(f"{call}: {len(regions)} drafts are more than {PUBLISH_LIMIT}, the limit")
+    if not regions:
+        return []
+    first, *others = [region.id for region in regions]
+    reply, _ = await client._ask(requests.Publish(first, others, id=0), replies.Published)
+    versions = [reply.version, *reply.others]
+    if len(versions) != len(regions):
+        raise ProtocolError(f"publish: {len(versions)} versions came for {len(regions)} drafts")
+    for region, version in zip(regions, versions, strict=True):
+        region.version = version
+    return versions
 
 
 async def get_many(

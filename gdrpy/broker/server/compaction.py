@@ -45,11 +45,12 @@ class Compaction:
             case records.Ended(session):
                 if self._sessions.pop(session, None) is not None:
                     return
-            case records.Published(number):
+            case records.Published():
                 # Copied now, or the copy would miss that another region loses the name.
-                region = self._regions.pop(number, None)
-                if region is not None:
-                    self._copy(region)
+                for number, _ in record.regions:
+                    region = self._regions.pop(number, None)
+                    if region is not None:
+                        self._copy(region)
             case records.Granted(session, region=number):
                 if number in self._regions:
                     return

@@ -39,10 +39,16 @@ class Made(Record, tag=1):
 
 
 class Published(Record, tag=2):
-    """A region's name refers to it from now on, with this version."""
+    """A region's name refers to it from now on, with this version; and others', with theirs."""
 
     region: int
     version: int
+    others: list[tuple[int, int]] = []
+
+    @property
+    def regions(self) -> list[tuple[int, int]]:
+        """All of them, with their versions."""
+        return [(self.region, self.version), *self.others]
 
 
 class Unlinked(Record, tag=3):

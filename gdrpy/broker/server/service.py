@@ -7,7 +7,7 @@ import itertools
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -268,28 +268,54 @@ class Service:
             raise
 
     def _publish(self, session: Session, request: requests.Publish) -> Answer | Work:
-        region = session.regions.get(request.region)
+        drafts: dict[str, RegionEntry] = {}
+        regions = [
+            self._publishable(session, number, drafts)
+            for number in (request.region, *request.others)
+        ]
+        replaced = {name: self.table.names.get(name) for name in drafts}
+        if drafts:
+            made = []
+            for name, draft in drafts.items():
+                old = replaced[name]
+                made.append((draft.number, 1 if old is None else old.version + 1))
+            self.table.commit(records.Published(*made[0], made[1:]))
+            for draft in drafts.values():
+                self.announce("published", draft)
+            self._tell_of_room()
+        first, *others = regions
+        old = replaced.get(str(first.name))
+        reply = replies.Published(
+            id=request.id,
+            version=first.version,
+            replaced=None if old is None else old.number,
+            others=[region.version for region in others],
+        )
+        lost = [(old, drafts[name]) for name, old in replaced.items() if old is not None]
+        return self._without_files(session, lost, (reply, []))
+
+    def _publishable(
+        self, session: Session, number: int, drafts: dict[str, RegionEntry]
+    ) -> RegionEntry:
+        """A region to publish, which is added to the drafts unless it was published before."""
+        region = session.regions.get(number)
         if region is None:
-            raise errors.Gone(f"publish: this connection does not hold region {request.region}")
+            raise errors.Gone(f"publish: this connection does not hold region {number}")
         if region.name is None:
             raise errors.InvalidRequest(f"publish: {region} has no name: make a draft by create()")
-        draft = region.draft
-        if not draft and not region.linked:
+        if region.draft:
+            require(session.identity, region, WRITE, "publish")
+            self._replaceable("publish", session, region.name)
+            if drafts.setdefault(region.name, region) is not region:
+                raise errors.InvalidRequest(
+                    f"publish: two of the drafts have the name {region.name!r}: publish one"
+                )
+        elif not region.linked:
             raise errors.InvalidRequest(
                 f"publish: {region} was published before, as version {region.version}, and its "
                 f"name was deleted or refers to another region: make a new draft by create()"
             )
-        old = None
-        if draft:
-            require(session.identity, region, WRITE, "publish")
-            old = self._replaceable("publish", session, region.name)
-            version = 1 if old is None else old.version + 1
-            self.table.commit(records.Published(region.number, version))
-            self.announce("published", region)
-            self._tell_of_room()
-        replaced = None if old is None else old.number
-        reply = replies.Published(id=request.id, version=region.version, replaced=replaced)
-        return self._without_files(session, old, region, (reply, []))
+        return region
 
     def _replaceable(self, call: str, session: Session, name: str) -> RegionEntry | None:
         """The region that the name refers to, if any, which requires write permission."""
@@ -455,34 +481,41 @@ class Service:
         self.table.commit(records.Unlinked(region.number))
         self.announce("deleted", region)
         self._tell_of_room()
-        return self._without_files(session, region, None, (replies.Reply(id=request.id), []))
+        return self._without_files(session, [(region, None)], (replies.Reply(id=request.id), []))
 
     def _without_files(
-        self, session: Session, old: RegionEntry | None, new: RegionEntry | None, answer: Answer
+        self,
+        session: Session,
+        lost: Sequence[tuple[RegionEntry, RegionEntry | None]],
+        answer: Answer,
     ) -> Answer | Work:
-        """The answer, after a checkpoint that lost its name has lost its files too."""
-        if old is None or old.name is None or not old.metadata:
-            return answer
-        place = place_of(old.name, unpack_metadata(old.metadata))
-        if place is None or (new and place == place_of(old.name, unpack_metadata(new.metadata))):
-            return answer
-        return self._delete_files(session, old, place, answer)
+        """The answer, after checkpoints that lost their names to other regions lost their files."""
+        places = []
+        for old, new in lost:
+            place = place_of(str(old.name), unpack_metadata(old.metadata))
+            if place and not (
+                new and place == place_of(str(new.name), unpack_metadata(new.metadata))
+            ):
+                places.append((old, place))
+        return self._delete_files(session, places, answer) if places else answer
 
-    def _delete_files(self, session: Session, old: RegionEntry, place: str, answer: Answer) -> Work:
-        """Delete the names of a checkpoint's files, as far as they are of its owner."""
-        after = place
-        while names := self.table.names_after(after, place, SLICE):
-            for name in names:
-                file = self.table.names[name]
-                if (
-                    file.uid == old.uid
-                    and is_file(name, unpack_metadata(file.metadata), str(old.name), place)
-                    and allowed(session.identity, file, WRITE)
-                ):
-                    self.table.commit(records.Unlinked(file.number))
-                    self.announce("deleted", file)
-            after = names[-1]
-            if len(names) == SLICE:
+    def _delete_files(
+        self, session: Session, places: list[tuple[RegionEntry, str]], answer: Answer
+    ) -> Work:
+        """Delete the names of checkpoints' files, as far as they are of the checkpoint's owner."""
+        for old, place in places:
+            after = place
+            while names := self.table.names_after(after, place, SLICE):
+                for name in names:
+                    file = self.table.names[name]
+                    if (
+                        file.uid == old.uid
+                        and is_file(name, unpack_metadata(file.metadata), str(old.name), place)
+                        and allowed(session.identity, file, WRITE)
+                    ):
+                        self.table.commit(records.Unlinked(file.number))
+                        self.announce("deleted", file)
+                after = names[-1]
                 yield None
         self._tell_of_room()
         yield answer

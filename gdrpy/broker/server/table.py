@@ -150,11 +150,14 @@ class Table:
         count(self.counted, region.uid, 1)
 
     def _publish(self, record: records.Published) -> None:
-        region = self.regions[record.region]
+        for number, version in record.regions:
+            self._link(self.regions[number], version)
+
+    def _link(self, region: RegionEntry, version: int) -> None:
         assert region.name is not None
         replaced = self.names.get(region.name)
         self.names[region.name] = region
-        region.version = record.version
+        region.version = version
         region.linked = True
         if replaced is None:
             bisect.insort(self.sorted_names, region.name)

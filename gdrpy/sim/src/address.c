@@ -11,8 +11,8 @@
 
 /*
  * Seen with driver 580 on H100s: reservations of 28 MiB or more lie at low addresses, and may be at
- * any free multiple of 32 MiB. Those of 24 MiB or less lie at high ones, and only a wish for a place
- * that CUDA has chosen before is granted. Other wishes are ignored.
+ * any free multiple of 32 MiB. Those of 24 MiB or less lie at high ones, and only a wish for a
+ * place that CUDA has chosen before is granted. Other wishes are ignored.
  */
 #define LARGE ((uint64_t)28 << 20)
 #define LARGE_UNIT ((uint64_t)32 << 20)
@@ -94,10 +94,9 @@ static uint64_t choose_place(uint64_t size, uint64_t alignment, uint64_t wish)
 {
 	const struct reservation *other;
 
-	if (size < LARGE && (wish < chosen.start || wish >= chosen.end || size > chosen.end - wish))
-		return 0;
 	if (size < LARGE)
-		return wish;
+		return wish >= chosen.start && wish < chosen.end && size <= chosen.end - wish ? wish
+											      : 0;
 	if (wish && wish % LARGE_UNIT == 0)
 		return wish;
 	for (wish = LOW;; wish = other->start + other->size) {

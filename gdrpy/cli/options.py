@@ -139,19 +139,16 @@ def socket_path(text: str) -> Path:
     return path
 
 
-def whole_number(text: str) -> int:
-    """An integer from 0 up."""
-    if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 up")
+def whole_number(text: str, least: int = 0) -> int:
+    """An integer from ``least`` up."""
+    if not (text.isascii() and text.isdigit()) or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} up")
     return int(text)
 
 
 def positive_number(text: str) -> int:
     """An integer from 1 up."""
-    number = whole_number(text)
-    if number == 0:
-        raise argparse.ArgumentTypeError("must be 1 or more")
-    return number
+    return whole_number(text, 1)
 
 
 def octal_mode(text: str) -> int:

@@ -339,6 +339,21 @@ class TestArrays:
             connected.put("a", Path("/x"))
         assert connected.status()["regions"] == 0
 
+    @pytest.mark.parametrize(
+        "array", [np.array([1 + 2j], np.complex64), np.array(["a"]), np.arange(2, dtype=">i2")]
+    )
+    def test_of_types_that_gpu_libraries_lack_are_refused_and_not_taken_for_bytes(
+        self, connected, array
+    ):
+        connected.put("a", array).close()
+        why = r"BrokerRegion\.array: dtype .*; the region's numpy\(\) gives the array, array"
+        with connected.get("a") as region:
+            for take in (np.from_dlpack, lambda one: one.__cuda_array_interface__):
+                with pytest.raises(TypeError, match=why):
+                    take(region)
+            assert region.array(dtype="U8").read().tobytes() == array.tobytes()
+            assert (region.numpy() == array).all()
+
     def test_in_gpu_memory_come_back_too(self, connected):
         with gdrpy.alloc(4096) as source:
             halves, bits = source.array((2, 2), "F16", 64), source.array((2,), "BF16")

@@ -165,8 +165,8 @@ class LeasedRegion(Region):
     ) -> Array:
         """The array that put() stored. Else, or with any argument, as of :meth:`Region.array`.
 
-        Other libraries take the region itself as that array too, or as its bytes where
-        :class:`gdrpy.Array` lacks the type. Its buffer has raw elements of types without a format.
+        Other libraries take the region itself as that array too. Its buffer has raw elements of
+        types without a format.
 
         Args:
             shape: The shape; None is the stored array's, or one dimension with all that fits.
@@ -182,7 +182,11 @@ class LeasedRegion(Region):
     def _as_array(self) -> Array:
         try:
             return self.array()
-        except (TypeError, ValueError):  # not a type of Array, or metadata of another meaning
+        except TypeError as error:
+            raise TypeError(
+                f"{error}; the region's numpy() gives the array, array(dtype='U8') its bytes"
+            ) from None
+        except ValueError:  # metadata of another meaning
             return super().array()
 
     def _buffer(self, formatted: bool, /) -> memoryview:

@@ -159,6 +159,8 @@ def _numpy_dtype(value: Any) -> "np.dtype[Any] | None":
 
 def _unknown(call: str, value: Any) -> str:
     near = suggested(value, _BY_NAME) if isinstance(value, str) else ""
+    if isinstance(value, tuple):
+        near = f": did you mean shape={value}?"
     return (
         f"{call}: dtype must be one of {', '.join(DTYPES)}, or numpy's or torch's name or type for "
         f"one, not {value!r}{near}"

@@ -71,6 +71,8 @@ class Mapping(Closing, _mapping.Mapping):
         import numpy as np
 
         kind = as_numpy_dtype(call, dtype)
+        if kind.hasobject:
+            raise TypeError(f"{call}: dtype {kind} holds references to objects, not bytes")
         start, room = as_range(call, offset, None, self.nbytes)
         if not kind.itemsize or start % kind.alignment:
             raise ValueError(

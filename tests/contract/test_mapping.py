@@ -242,6 +242,16 @@ class TestArrays:
     def test_of_a_scalar_shape_have_one_element(self, mapping):
         assert mapping.numpy(np.int64, ()).shape == ()
 
+    def test_of_objects_are_refused(self, mapping):
+        with pytest.raises(
+            TypeError, match=r"Mapping\.numpy: dtype object holds references to obj"
+        ):
+            mapping.numpy(object)
+
+    def test_of_a_shape_in_the_place_of_a_type_names_the_argument(self, mapping):
+        with pytest.raises(TypeError, match=r", not \(2, 2\): did you mean shape=\(2, 2\)\?$"):
+            mapping.numpy((2, 2))
+
     @pytest.mark.parametrize(
         ("dtype", "shape", "offset"),
         [

@@ -225,5 +225,6 @@ class TestArrayWithoutBufferFormat:
 
     def test_that_is_scattered_is_refused_in_the_calls_words(self, large):
         dates = np.zeros((2, 4), "M8[D]")[:, ::2]
-        with pytest.raises(ValueError, match=r"Region.write: data must be C-contiguous \(ndarray"):
+        why = r"Region.write: data must be C-contiguous, as a copy by numpy.ascontiguousarray is \("
+        with pytest.raises(ValueError, match=why):
             large.write(dates)

@@ -78,7 +78,9 @@ static bool holds_objects(PyObject *object, const Py_buffer *view)
 /* Wrap an exporter's error in a message that names the call and the argument. */
 static void refuse_view(const char *method, const char *name, int flags)
 {
-	const char *what = flags & PyBUF_WRITABLE ? "writable and C-contiguous" : "C-contiguous";
+	const char *what = flags & PyBUF_WRITABLE
+				   ? "writable and C-contiguous"
+				   : "C-contiguous, as a copy by numpy.ascontiguousarray is";
 	PyObject *type, *value, *traceback;
 
 	if (flags & PyBUF_STRIDES & ~PyBUF_ND)

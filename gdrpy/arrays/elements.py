@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import abc
 from typing import TYPE_CHECKING, Any
 
@@ -39,11 +40,14 @@ def elements_of(call: str, array: Any) -> Elements:
     """The elements of any library's array, or of any object that numpy can make an array of.
 
     Waits for the work that the library has queued on the array. Raises TypeError for text, for
-    several arrays and for unknown element types, ValueError for GPU arrays that are not packed in C
-    order.
+    several arrays, for masked ones and for unknown element types, ValueError for GPU arrays that
+    are not packed in C order.
     """
     import numpy as np
 
+    masked = sys.modules.get("numpy.ma")
+    if masked and isinstance(array, masked.MaskedArray):
+        raise TypeError(f"{call}: a masked array has elements without a value: give array.filled()")
     given = isinstance(array, np.ndarray | np.generic) and not isinstance(array, str)
     if not given:
         refuse_others(call, array)

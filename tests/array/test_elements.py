@@ -111,3 +111,13 @@ class TestArrayInHostMemory:
             region.array((1,), "F32").write(OnHost(np.zeros(1, np.complex64)))
         with pytest.raises(TypeError, match="tensor 'x': dtype .*, not 'complex64'"):
             safetensors.plan({"x": OnHost(np.zeros(1, np.complex64))})
+
+
+def test_of_a_masked_array_are_refused(region):
+    masked = np.ma.masked_array([1.0, 2.0], mask=[False, True])
+    why = r"a masked array has elements without a value: give array\.filled\(\)"
+    with pytest.raises(TypeError, match=rf"^Array\.write: {why}"):
+        region.array((2,), "F64").write(masked)
+    with pytest.raises(TypeError, match=why):
+        safetensors.plan({"x": masked})
+    region.array((2,), "F64").write(masked.filled(0))

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import gdrpy
@@ -37,6 +38,18 @@ class TestPutAndGet:
         assert main(["put", "table", str(file)]) == 1
         assert "data.bin became shorter while it was read" in capsys.readouterr().err
         assert main(["stat", "table"]) == 1
+
+    def test_of_an_array_keep_its_type_and_shape(self, broker, tmp_path):
+        array = np.arange(6, dtype=np.float32).reshape(2, 3)
+        with gdrpy.connect() as client:
+            client.put("a", array, metadata={"note": "x"}).close()
+            assert main(["get", "a", str(tmp_path / "copy")]) == 0
+            for nbytes, shape in (24, (2, 3)), (20, (20,)):
+                (tmp_path / "copy").write_bytes(array.tobytes()[:nbytes])
+                assert main(["put", "a", str(tmp_path / "copy")]) == 0
+                with client.get("a") as region:
+                    assert region.numpy().shape == shape
+                    assert region.numpy().tobytes() == array.tobytes()[:nbytes]
 
     @pytest.mark.parametrize("place", [0, 1, 2])
     def test_take_options_anywhere(self, broker, file, tmp_path, place):

@@ -2,6 +2,7 @@
 has the name already, it is replaced in one step: other processes find the old region
 or the new one, and holders of the old one keep it. The new one has the mode of the old
 one, its group if you belong to that, and its seal; a warning says when its size is another.
+An array that has the file's size keeps its type and shape.
 
 examples:
   gdrpy put table table.bin
@@ -28,6 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from gdrpy.broker.checkpoint import is_checkpoint
+from gdrpy.broker.client.layouts import ARRAY
+from gdrpy.broker.replies import RegionInfo
 from gdrpy.cli import broker
 from gdrpy.cli.broker.checkpoints import check_alone
 from gdrpy.cli.exits import OK, UNUSABLE, CommandError
@@ -54,8 +57,9 @@ def run(args: argparse.Namespace, output: Output) -> int:
         replaced = broker.readable(client, args.name)
         check_alone(client, "put", replaced)
         mode, seal = broker.mode_and_seal(replaced, args)
+        about = _kept(replaced, nbytes)
         draft = undo.enter_context(
-            client.create(args.name, nbytes, args.device, mode=mode, gpu=False)
+            client.create(args.name, nbytes, args.device, mode=mode, metadata=about, gpu=False)
         )
         with output.copying(args.name) as tell, broker.buffer(nbytes) as buffer:
             for offset in range(0, nbytes, len(buffer)):
@@ -79,6 +83,12 @@ def run(args: argparse.Namespace, output: Output) -> int:
     output.prose(broker.published(region))
     output.finish(told)
     return OK
+
+
+def _kept(replaced: RegionInfo | None, nbytes: int) -> dict[str, Any]:
+    """The type and shape of an array that has as many bytes as the file."""
+    metadata = (replaced and replaced.nbytes == nbytes and replaced.metadata) or {}
+    return {key: value for key, value in metadata.items() if key == ARRAY}
 
 
 def _open(args: argparse.Namespace, undo: ExitStack) -> tuple[BufferedIOBase, int]:

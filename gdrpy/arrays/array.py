@@ -39,6 +39,9 @@ class Array(Closing, _mapping.Buffer):
     ``__cuda_array_interface__``, the CPU view as a buffer (``numpy.asarray``, ``memoryview``).
     Their arrays keep the memory, and the region's ``close()`` raises BufferError while they live.
     Users of ``__cuda_array_interface__`` keep the Array instead and are not counted.
+
+    ``int()``, ``float()`` and ``bool()`` of one element copy it to the host. An Array compares and
+    computes nothing: ``==`` and ``in`` raise TypeError.
     """
 
     #: Kept for from_tensor() until it is closed: the tensor, and the Pin, which is closed too.
@@ -111,6 +114,41 @@ class Array(Closing, _mapping.Buffer):
             part = self.region.map(self.offset + start, width, readonly=True)
             return part.flag(0, width)
         return self.region.flag(self.offset + start, width)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len: an Array of one element without dimensions has no length")
+        return self.shape[0]
+
+    def __bool__(self) -> bool:
+        return bool(self._element("bool"))
+
+    def __int__(self) -> int:
+        return int(self._element("int"))
+
+    def __float__(self) -> float:
+        return float(self._element("float"))
+
+    def _element(self, call: str) -> Any:
+        """The only element, copied to the host."""
+        if math.prod(self.shape) != 1:
+            raise TypeError(
+                f"{call}: an Array of shape {self.shape} is not one element: index it, or use its "
+                f"numpy() or read()"
+            )
+        return self.read().item()
+
+    def __eq__(self, other: object) -> bool:
+        if other is self:
+            return True
+        if hasattr(other, "shape") or isinstance(other, int | float | complex | list | tuple):
+            raise TypeError("==: an Array compares no elements: compare its numpy() or read()")
+        return NotImplemented
+
+    __hash__ = object.__hash__
+
+    def __contains__(self, item: object) -> bool:
+        raise TypeError("in: an Array compares no elements: look in its numpy() or read()")
 
     def __getitem__(self, index: Any) -> Array:
         """The part at an index of ints, slices and ``...``, as of numpy's, without a copy.

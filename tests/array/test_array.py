@@ -204,6 +204,54 @@ class TestCudaArrayInterfaceOfTheSimulatedGpu:
                 _ = shown.__cuda_array_interface__
 
 
+class TestNumber:
+    @pytest.mark.parametrize(
+        ("dtype", "value"), [("U8", 53), ("I32", 875770417), ("F64", 1.5), ("BF16", 2.0), ("U8", 0)]
+    )
+    def test_is_that_of_the_one_element(self, region, dtype, value):
+        array = region.array((1, 3), dtype)
+        array[0, 1] = value
+        element = array[0, 1]
+        assert (int(element), float(element), bool(element)) == (
+            int(value),
+            float(value),
+            bool(value),
+        )
+
+    @pytest.mark.parametrize("convert", [int, float, bool])
+    @pytest.mark.parametrize("shape", [(2,), (0,), (1, 2)])
+    def test_of_several_elements_or_none_is_refused(self, region, convert, shape):
+        why = rf"^{convert.__name__}: an Array of shape .* is not one element: index it"
+        with pytest.raises(TypeError, match=why):
+            convert(region.array(shape, "U8"))
+
+    def test_of_elements_is_the_length(self, region):
+        assert len(region.array((3, 2), "U8")) == len(list(region.array((3, 2), "U8"))) == 3
+        with pytest.raises(TypeError, match="has no length"):
+            len(region.array((), "U8"))
+
+
+class TestComparison:
+    @pytest.mark.parametrize("other", [1, 1.0, [1], (1,)])
+    def test_with_numbers_is_refused(self, region, other):
+        with pytest.raises(TypeError, match="==: an Array compares no elements"):
+            _ = region.array((1,), "U8") == other
+
+    def test_with_other_objects_is_that_of_objects(self, region):
+        array = region.array((1,), "U8")
+        for other in (None, "text", object()):
+            assert (array == other, array != other) == (False, True)
+
+    def test_with_itself_and_another_array(self, region):
+        array = region.array((1,), "U8")
+        assert array == array
+        assert len({array, array}) == 1
+        with pytest.raises(TypeError, match="compare its numpy"):
+            _ = array == region.array((1,), "U8")
+        with pytest.raises(TypeError, match="in: an Array compares no elements"):
+            _ = 1 in array
+
+
 class TestBuffer:
     def test_has_the_elements_of_an_array(self, region):
         view = memoryview(region.array((2, 3), "F16", 6))

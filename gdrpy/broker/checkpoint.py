@@ -1,4 +1,4 @@
-"""What makes regions a checkpoint, for both ends: their names and metadata.
+"""The names and the metadata of a checkpoint's regions, which both ends use.
 
 A region of the checkpoint's name lists the regions of its files, named ``NAME/ID/FILE``. ID is in
 its metadata.

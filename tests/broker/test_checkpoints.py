@@ -283,7 +283,7 @@ class TestLoadAgain:
 class TestFiles:
     @pytest.fixture(autouse=True)
     def loaded(self, connected, folder):
-        """A checkpoint, and a region below its name that is no file of it."""
+        """A checkpoint, and another region whose name begins like those of its files."""
         connected.load_checkpoint(folder, "m", "cpu")
         connected.put("m/01234567/other", b"x", "cpu").close()
 

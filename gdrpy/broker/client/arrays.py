@@ -51,8 +51,7 @@ async def put(
     """
     as_name("put", name)  # first, so that the error names swapped arguments
     source = elements_of("put", array)
-    _check_metadata("put", metadata)
-    about = {**(metadata or {}), ARRAY: layout_of(source)}
+    about = _described("put", metadata, {ARRAY: layout_of(source)})
     options: dict[str, Any] = {"mode": mode, "gpu": gpu, "cpu": cpu, "wait": wait}
     nbytes = max(source.data.nbytes, 1)
     draft = await calls.create(client, name, nbytes, device, metadata=about, **options)
@@ -86,7 +85,6 @@ async def put_tensors(
     does not exist.
     """
     as_name("put_tensors", name)
-    _check_metadata("put_tensors", metadata)
     aliases = aliases or {}
     for alias, kept in aliases.items():
         if alias in tensors:
@@ -97,7 +95,7 @@ async def put_tensors(
             )
     options: dict[str, Any] = {"mode": mode, "gpu": gpu, "cpu": cpu, "wait": wait}
     layout = safetensors.plan(tensors, aliases)
-    about = {**(metadata or {}), **of_tensors(layout)}
+    about = _described("put_tensors", metadata, of_tensors(layout))
     draft = await calls.create(client, name, layout.nbytes, device, metadata=about, **options)
     return await published(draft, lambda: safetensors.store(draft, tensors, aliases), seal)
 
@@ -128,17 +126,18 @@ async def load(
     """
     as_name("load", name)
     path = as_path("load", "path", path)
-    _check_metadata("load", metadata)
     options: dict[str, Any] = {"mode": mode, "gpu": gpu, "cpu": cpu, "wait": wait}
     layout = safetensors.plan_file(path)
-    about = {**(metadata or {}), **of_tensors(layout)}
+    about = _described("load", metadata, of_tensors(layout))
     draft = await calls.create(client, name, layout.nbytes, device, metadata=about, **options)
     return await published(draft, lambda: safetensors.load(path, draft, progress), seal)
 
 
-def _check_metadata(call: str, metadata: Any) -> None:
+def _described(call: str, metadata: Any, contents: Mapping[str, Any]) -> dict[str, Any]:
+    """A region's metadata: the caller's, and what tells how to read the contents."""
     if metadata is not None and not isinstance(metadata, dict):
         raise TypeError(f"{call}: metadata must be a dict, not {metadata!r}")
+    return {**(metadata or {}), **contents}
 
 
 async def published(draft: R, fill: Callable[[], object], seal: bool) -> R:

@@ -327,8 +327,9 @@ async def attach_many(client: BrokerBase[R], regions: Iterable[R], *, newer: boo
         regions: The regions, of this connection. Those that are attached are left as they are.
         newer: As for the regions' ``attach()``.
 
-    The broker grants all of them before the first is mapped, by one request. If one cannot be
-    attached, the others are detached again, and its error is raised. Raises as ``attach()``.
+    The broker grants all of them before the first is mapped, by one request for those to write and
+    one for those to read. If one cannot be attached, the others are detached again, and its error
+    is raised. Raises as ``attach()``.
     """
     call = "attach_many"
     given: list[Any] = as_regions(call, regions, LeasedRegion, "regions of a broker", "attach()")

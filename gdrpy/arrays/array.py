@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from operator import index
 from typing import TYPE_CHECKING, Any, Self
 
 from gdrpy import cuda
@@ -21,6 +22,8 @@ from gdrpy.memory import vmm
 from gdrpy.memory.view import Flag
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import numpy as np
 
 #: The limit of numpy and of DLPack consumers.
@@ -40,8 +43,8 @@ class Array(Closing, _mapping.Buffer):
     Their arrays keep the memory, and the region's ``close()`` raises BufferError while they live.
     Users of ``__cuda_array_interface__`` keep the Array instead and are not counted.
 
-    ``int()``, ``float()`` and ``bool()`` of one element copy it to the host. An Array compares and
-    computes nothing: ``==`` and ``in`` raise TypeError.
+    :meth:`item`, ``int()``, ``float()`` and ``bool()`` copy the one element to the host. An Array
+    compares and computes nothing: ``==`` and ``in`` raise TypeError.
     """
 
     #: Kept for from_tensor() until it is closed: the tensor, and the Pin, which is closed too.
@@ -120,6 +123,9 @@ class Array(Closing, _mapping.Buffer):
             raise TypeError("len: an Array of one element without dimensions has no length")
         return self.shape[0]
 
+    def __iter__(self) -> Iterator[Array]:
+        return (self[place] for place in range(len(self)))
+
     def __bool__(self) -> bool:
         return bool(self._element("bool"))
 
@@ -129,8 +135,17 @@ class Array(Closing, _mapping.Buffer):
     def __float__(self) -> float:
         return float(self._element("float"))
 
+    def __index__(self) -> int:
+        return index(self._element("index"))
+
+    def item(self) -> Any:
+        """The only element, copied to the host, as a Python number.
+
+        Raises TypeError unless there is exactly one, and as :meth:`numpy`.
+        """
+        return self._element("Array.item")
+
     def _element(self, call: str) -> Any:
-        """The only element, copied to the host."""
         if math.prod(self.shape) != 1:
             raise TypeError(
                 f"{call}: an Array of shape {self.shape} is not one element: index it, or use its "
@@ -165,12 +180,16 @@ class Array(Closing, _mapping.Buffer):
         return part
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        """:meth:`write` to a part; a Python number goes to each of its elements."""
+        """:meth:`write` to a part; a Python number goes to each of its elements.
+
+        Integers take a float without its fraction. Raises as :meth:`write`, and ValueError if the
+        element type does not hold the number.
+        """
         part = self[index]
         if isinstance(value, int | float):
             import numpy as np
 
-            value = np.full(part.shape, value, self._kind.numpy("Array[...]"))
+            value = np.broadcast_to(self._kind.element("Array[...]", value), part.shape)
         part.write(value)
 
     def write(self, array: Any) -> None:

@@ -1,6 +1,7 @@
 """Element types of tensors, by their names in the safetensors format."""
 
 import importlib
+import math
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -42,6 +43,28 @@ class DType(NamedTuple):
             ) from None
         kind: np.dtype[Any] = np.dtype(getattr(ml_dtypes, self.array_name))
         return kind
+
+    def element(self, call: str, number: float) -> "np.ndarray[Any, Any]":
+        """A Python number as one element; integers take it without its fraction.
+
+        Raises ValueError if the type does not hold it, and as :meth:`numpy`.
+        """
+        import numpy as np
+
+        dtype = self.numpy(call)
+        whole = self.code in (_INT, _UINT)
+        try:
+            with np.errstate(all="ignore"):
+                element = np.asarray(int(number) if whole else number, dtype)
+            if int(element) == int(number) if whole else _alike(number, float(element)):
+                return element
+        except (ValueError, OverflowError):
+            pass
+        raise ValueError(f"{call}: {number!r} does not fit an element of {self.name}")
+
+
+def _alike(number: float, element: float) -> bool:
+    return (math.isnan(number), math.isinf(number)) == (math.isnan(element), math.isinf(element))
 
 
 DTYPES = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 
 import ml_dtypes
@@ -218,6 +219,41 @@ class TestNumber:
             bool(value),
         )
 
+    @pytest.mark.parametrize(
+        ("dtype", "value"),
+        [
+            *[("U8", value) for value in (256, -1, 300.0, float("nan"), float("inf"), 10**30)],
+            *[("I64", value) for value in (1 << 63, -1e19)],
+            *[("F16", 1e6), ("F32", 1e300), ("F8_E4M3", 1000), ("F64", 10**400)],
+        ],
+    )
+    def test_that_the_type_does_not_hold_is_refused(self, region, dtype, value):
+        array = region.array(2, dtype)
+        array[:] = 1
+        why = rf"^Array\[...\]: {re.escape(str(value))} does not fit .* {dtype}$"
+        with pytest.raises(ValueError, match=why):
+            array[:] = value
+        assert [int(element) for element in array] == [1, 1]
+
+    @pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.0, 65504, True])
+    def test_that_the_type_holds_is_stored(self, region, value):
+        array = region.array((), "F16")
+        array[...] = value
+        assert str(array.item()) == str(float(value))
+
+    def test_loses_its_fraction_in_integers(self, region):
+        array = region.array((2, 2), "I8")
+        array[0], array[1] = -3.7, 2
+        assert array.read().tolist() == [[-3, -3], [2, 2]]
+
+    def test_of_integers_is_an_index(self, region):
+        lengths = region.array(2, "I64")
+        lengths[:] = 3
+        assert range(4)[lengths[0]] == 3
+        assert np.zeros(lengths[0]).shape == (3,)
+        with pytest.raises(TypeError, match="float"):
+            range(4)[region.array((), "F32")]
+
     @pytest.mark.parametrize("convert", [int, float, bool])
     @pytest.mark.parametrize("shape", [(2,), (0,), (1, 2)])
     def test_of_several_elements_or_none_is_refused(self, region, convert, shape):
@@ -229,6 +265,8 @@ class TestNumber:
         assert len(region.array((3, 2), "U8")) == len(list(region.array((3, 2), "U8"))) == 3
         with pytest.raises(TypeError, match="has no length"):
             len(region.array((), "U8"))
+        with pytest.raises(TypeError, match="has no length"):
+            iter(region.array((), "U8"))
 
 
 class TestComparison:

@@ -114,7 +114,7 @@ class TestDetachedRegion:
     def test_of_an_old_version_without_holders_is_gone(self, connected, region):
         region.detach()
         connected.put("weights", b"new").close()
-        why = r"^BrokerRegion\.attach: region \d+ no longer exists: attach\(newer=True\) takes the "
+        why = r"^BrokerRegion\.attach: region \d+ no longer exists: close it, or take a newer"
         with pytest.raises(gdrpy.Gone, match=why):
             region.attach()
         assert region.detached
@@ -291,7 +291,7 @@ class TestMany:
     def test_name_the_one_that_no_longer_exists(self, connected, regions):
         gdrpy.detach_many(regions)
         connected.delete("layer/2")
-        why = rf"^attach_many: region {regions[2].id} no longer exists: attach\(newer=True\)"
+        why = rf"^attach_many: region {regions[2].id} no longer exists: close it, or "
         with pytest.raises(gdrpy.Gone, match=why):
             connected.attach_many(regions)
 

@@ -84,6 +84,8 @@ class TestRegions:
             with pytest.raises(gdrpy.NotFound) as caught:
                 getattr(connected, call)("wieghts")
             assert str(caught.value) == f"{'get' if call == 'tensors' else call}: {why}"
+        with pytest.raises(gdrpy.NotFound, match="did you mean 'weights'"):
+            connected.get("weights/")
         with pytest.raises(gdrpy.NotFound) as caught:
             connected.get("of another kind")
         assert str(caught.value) == "get: there is no region of the name 'of another kind'"

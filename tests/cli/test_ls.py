@@ -36,7 +36,8 @@ TABLES = {
 │ models/weights/layer-17     │ 4.9 KiB │ 2 r, 1 w │ host │ rw-r----- sealed │
 │ 重み/重み/重み/重み/重み/17 │ 4.9 KiB │ 2 r, 1 w │ host │ rw-r----- sealed │
 │ [bold]                      │ 4.9 KiB │ 2 r, 1 w │ host │ rw-r----- sealed │
-└─────────────────────────────┴─────────┴──────────┴──────┴──────────────────┘""",
+└─────────────────────────────┴─────────┴──────────┴──────┴──────────────────┘
+no room for: version, owner (see --json)""",
     60: """
 ┏━━━━━━━━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━┳━━━━━━━━━━┳━━━━━━┓
 ┃ name                        ┃ size    ┃ held by  ┃ on   ┃
@@ -45,7 +46,8 @@ TABLES = {
 │ models/weights/layer-17     │ 4.9 KiB │ 2 r, 1 w │ host │
 │ 重み/重み/重み/重み/重み/17 │ 4.9 KiB │ 2 r, 1 w │ host │
 │ [bold]                      │ 4.9 KiB │ 2 r, 1 w │ host │
-└─────────────────────────────┴─────────┴──────────┴──────┘""",
+└─────────────────────────────┴─────────┴──────────┴──────┘
+no room for: rights, version, owner (see --json)""",
 }
 
 
@@ -121,7 +123,9 @@ class TestLs:
     def test_is_as_wide_as_columns_says(self, put, gdrpy_command):
         put("weights/" + "x" * 40)
         done = gdrpy_command("ls", COLUMNS="60")
-        assert {len(line) for line in done.stdout.splitlines()} == {60}
+        *table, left_out = done.stdout.splitlines()
+        assert {len(line) for line in table} == {60}
+        assert left_out == "no room for: on, rights, version, owner (see --json)"
 
     def test_is_drawn_in_ascii_where_stdout_takes_no_more(self, put, gdrpy_command):
         put("table")
@@ -135,7 +139,7 @@ class TestLs:
         environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
         command = [sys.executable, "-m", "gdrpy", "ls"]
         subprocess.run(command, cwd=CHECKOUT, env=environment, stdout=theirs, check=True)
-        lines = os.read(ours, 1 << 16).decode().splitlines()
+        lines = os.read(ours, 1 << 16).decode().splitlines()[:-1]
         os.close(ours)
         os.close(theirs)
         assert {len(line) for line in lines} == {60}

@@ -28,7 +28,7 @@ async def missing(client: BrokerBase[R], name: str, error: NotFound) -> NotFound
         page, _ = await client._ask(requests.List("", "", id=0), replies.Page)
         names = [str(info.name) for info in page.regions]
         if name not in names:  # else something other than the region is missing
-            return NotFound(f"{error}{spelling.suggested(name, names)}")
+            return NotFound(f"{error}{spelling.suggested(name.rstrip('/'), names)}")
     return error
 
 

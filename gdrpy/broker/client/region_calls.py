@@ -141,9 +141,9 @@ async def ask_to_attach(call: str, region: LeasedRegion, newer: bool) -> tuple[G
     try:
         return await region._broker._ask(request, Grant)
     except Gone as error:
-        remedy = (
-            "close it" if region.name is None else "attach(newer=True) takes the newest version"
-        )
+        remedy = "close it"
+        if region.name is not None:
+            remedy += f", or take a newer version of {region.name!r} by attach(newer=True)"
         raise Gone(f"{call}: region {region.id} no longer exists: {remedy}") from error
 
 

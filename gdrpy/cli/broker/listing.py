@@ -19,8 +19,8 @@ _ASCII_LINES = ("+-++", "|", "+-++", "|", "+-++", "~")
 def drawn(rows: list[tuple[str, ...]], output: Output, *, whole: bool = False) -> str:
     """A table that fits stdout's width: the titles, then the rows, whose first cells are names.
 
-    Long names lose their middle, and the last columns are left out. With ``whole`` names are folded
-    instead, and all columns are there.
+    Long names lose their middle, and the last columns are left out, which a line below names. With
+    ``whole`` names are folded instead, and all columns are there.
     """
     widths = [max(map(_cells, column)) for column in zip(*rows, strict=True)]
     least = min(widths[0], _FOLDED_CELLS if whole else _NAME_CELLS)
@@ -44,7 +44,9 @@ def drawn(rows: list[tuple[str, ...]], output: Output, *, whole: bool = False) -
     drawn = [rule(*top), *lines(rows[0], title), rule(*middle)]
     for row in rows[1:]:
         drawn += lines(row, bar)
-    return "\n".join([*drawn, rule(*bottom)])
+    left_out = ", ".join(rows[0][len(widths) :])
+    told = [f"no room for: {left_out} (see --json)"] if left_out else []
+    return "\n".join([*drawn, rule(*bottom), *told])
 
 
 def _besides_name(widths: list[int]) -> int:

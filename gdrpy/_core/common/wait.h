@@ -5,10 +5,12 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/prctl.h>
 #include <time.h>
 
 #define CORE_SPIN_NS 2000000
-#define CORE_LEAST_NAP_NS 20000
+#define CORE_LEAST_NAP_NS 10000
+#define CORE_EXACT_NAP_NS 100000 /* shorter naps go without the timer's slack */
 #define CORE_LONGEST_NAP_NS 1000000
 
 static inline int64_t core_now_ns(void) /* CLOCK_MONOTONIC */
@@ -39,12 +41,13 @@ static inline void core_relax(void)
 }
 
 /*
- * Sleep for a small part of the time waited so far, if that is long. A sleep ends some 70 us late,
- * with the timer's slack: that is much of a wait of 1 ms, and little of one that takes longer.
+ * Sleep for a small part of the time waited so far, if that is long. The timer's slack makes a sleep
+ * end some 50 us late, which is much of a wait of a few ms.
  */
 static inline void core_nap(int64_t waited)
 {
 	int64_t nap = waited / 256;
+	int slack = 0;
 
 	if (waited <= CORE_SPIN_NS)
 		return;
@@ -52,7 +55,13 @@ static inline void core_nap(int64_t waited)
 		nap = CORE_LEAST_NAP_NS;
 	if (nap > CORE_LONGEST_NAP_NS)
 		nap = CORE_LONGEST_NAP_NS;
+	if (nap < CORE_EXACT_NAP_NS)
+		slack = prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0);
+	if (slack > 1)
+		prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
 	nanosleep(&(struct timespec){.tv_nsec = nap}, NULL);
+	if (slack > 1)
+		prctl(PR_SET_TIMERSLACK, slack, 0, 0, 0);
 }
 
 #endif

@@ -88,15 +88,13 @@ def layout(region: Shown) -> Layout:
 def tensors(region: Shown) -> dict[str, Array]:
     """The tensors in a region by name. Raises ValueError if it holds no valid image.
 
-    Metadata that gives the name of a tensor under a name that no tensor has is an alias, as
-    safetensors.torch.save_model stores tied weights: one Array under both names. "format" never is.
+    A tensor has one Array under all of its names. Metadata that gives the name of a tensor under a
+    name that no tensor has is an alias, as safetensors.torch.save_model stores tied weights;
+    "format" never is.
     """
     found = layout(region)
     there = _tensors(region, found)
-    for name, kept in found.metadata.items():
-        if name not in found.entries and kept in found.entries and name != "format":
-            there[name] = there[kept]
-    return there
+    return there | {name: there[kept] for name, kept in found.aliases.items()}
 
 
 def plan_file(path: str | os.PathLike[str]) -> Layout:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 from operator import index
 from typing import TYPE_CHECKING, Any, Self
 
@@ -180,13 +181,13 @@ class Array(Closing, _mapping.Buffer):
         return part
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        """:meth:`write` to a part; a Python number goes to each of its elements.
+        """:meth:`write` to a part; a real number goes to each of its elements.
 
-        Integers take a float without its fraction. Raises as :meth:`write`, and ValueError if the
-        element type does not hold the number.
+        Raises as :meth:`write`, and ValueError for a number that the element type does not hold,
+        as 300 or 1.5 in U8. Floating-point types round it.
         """
         part = self[index]
-        if isinstance(value, int | float):
+        if isinstance(value, Real):
             import numpy as np
 
             value = np.broadcast_to(self._kind.element("Array[...]", value), part.shape)
@@ -210,7 +211,8 @@ class Array(Closing, _mapping.Buffer):
         kind = as_dtype(call, source.dtype)
         if kind != self._kind:
             raise TypeError(
-                f"{call}: the array's dtype is {kind.name}, and this Array's {self.dtype}"
+                f"{call}: the array's dtype is {kind.name}, and this Array's {self.dtype}: convert "
+                f"it first"
             )
         if source.shape != self.shape:
             raise ValueError(

@@ -50,9 +50,20 @@ class Layout(msgspec.Struct, frozen=True):
     nbytes: int
 
     @property
+    def aliases(self) -> dict[str, str]:
+        """More names of tensors: metadata that gives the name of a tensor under a name that no
+        tensor has, but for "format".
+        """
+        return {
+            name: kept
+            for name, kept in self.metadata.items()
+            if name not in self.entries and kept in self.entries and name != "format"
+        }
+
+    @property
     def digest(self) -> str:
-        """32 hexadecimal digits, the same where every tensor has the same name, type and place."""
-        places = encode(replace(self, metadata={}))
+        """32 hexadecimal digits, the same where every tensor has the same names, type and place."""
+        places = encode(replace(self, metadata=dict(sorted(self.aliases.items()))))
         return hashlib.sha256(b"%d %b" % (self.data_start, places)).hexdigest()[:32]
 
 

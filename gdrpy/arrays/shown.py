@@ -38,15 +38,22 @@ class Shown(Asynchronous):
         """The array that other libraries see."""
         return self.array()
 
+    def _to_show(self, interface: str) -> Array:
+        """The array, for an interface that is absent if there is none."""
+        try:
+            return self._as_array()
+        except TypeError as error:
+            raise AttributeError(f"{interface}: {error}") from None
+
     @property
     def __array_interface__(self) -> dict[str, Any]:
         """The CPU view of ``array()`` (version 3): see :class:`gdrpy.Array`."""
-        return self._as_array().__array_interface__
+        return self._to_show("__array_interface__").__array_interface__
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """The GPU view of ``array()`` (version 3): see :class:`gdrpy.Array`."""
-        return self._as_array().__cuda_array_interface__
+        return self._to_show("__cuda_array_interface__").__cuda_array_interface__
 
     def __dlpack__(self, **wishes: Any) -> object:
         """``array()``: see :meth:`Array.__dlpack__`."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from gdrpy.broker.protocol import NAME_LIMIT
+import msgspec
+
+from gdrpy.broker.protocol import NAME_LIMIT, UNDECODABLE
 
 _ID = r"[0-9a-f]{8}"
 
@@ -27,9 +29,10 @@ def is_checkpoint(metadata: dict[str, Any] | None) -> bool:
 def place_of(name: str, metadata: dict[str, Any] | None) -> str | None:
     """How the names of a checkpoint's files begin; None if the metadata is not a checkpoint's."""
     identity = (metadata or {}).get("id")
+    if not (is_checkpoint(metadata) and isinstance(identity, str) and re.fullmatch(_ID, identity)):
+        return None
     place = f"{name}/{identity}/"
-    known = is_checkpoint(metadata) and re.fullmatch(_ID, str(identity))
-    return place if known and len(place.encode()) < NAME_LIMIT else None
+    return place if len(place.encode()) < NAME_LIMIT else None
 
 
 def file_of(name: str) -> tuple[str, str] | None:
@@ -41,3 +44,29 @@ def file_of(name: str) -> tuple[str, str] | None:
 def is_file(name: str, metadata: dict[str, Any] | None, index: str, place: str) -> bool:
     """Whether a region of this name and metadata is a file of the checkpoint ``index``."""
     return file_of(name) == (index, place) and (metadata or {}).get("checkpoint") == index
+
+
+class _Told(msgspec.Struct):
+    """What metadata tells of a checkpoint; the decoder skips all else."""
+
+    format: str = ""
+    id: str = ""
+    checkpoint: str = ""
+
+
+_decode = msgspec.msgpack.Decoder(_Told).decode
+
+
+def places_of(name: str | None, packed: bytes) -> tuple[str | None, str | None]:
+    """How the names of a checkpoint's files begin, from a region's packed metadata: for its index,
+    and for one of its files.
+    """
+    if name is None or b"checkpoint" not in packed:
+        return None, None
+    try:
+        told = _decode(packed)
+    except UNDECODABLE:
+        return None, None
+    found = file_of(name)
+    index = place_of(name, {"format": told.format, "id": told.id})
+    return index, found[1] if found and found[0] == told.checkpoint else None

@@ -44,27 +44,27 @@ class DType(NamedTuple):
         kind: np.dtype[Any] = np.dtype(getattr(ml_dtypes, self.array_name))
         return kind
 
-    def element(self, call: str, number: float) -> "np.ndarray[Any, Any]":
-        """A Python number as one element; integers take it without its fraction.
+    def element(self, call: str, number: Any) -> "np.ndarray[Any, Any]":
+        """A number as one element; floating-point types round it.
 
         Raises ValueError if the type does not hold it, and as :meth:`numpy`.
         """
         import numpy as np
 
         dtype = self.numpy(call)
-        whole = self.code in (_INT, _UINT)
+        rounds = self.code not in (_INT, _UINT, _BOOL)
         try:
             with np.errstate(all="ignore"):
-                element = np.asarray(int(number) if whole else number, dtype)
-            if int(element) == int(number) if whole else _alike(number, float(element)):
+                element = np.asarray(float(number) if rounds else int(number), dtype)
+            if _class_of(number) == _class_of(element) if rounds else int(element) == number:
                 return element
         except (ValueError, OverflowError):
             pass
-        raise ValueError(f"{call}: {number!r} does not fit an element of {self.name}")
+        raise ValueError(f"{call}: {self.name} does not hold {number!r:.40}")
 
 
-def _alike(number: float, element: float) -> bool:
-    return (math.isnan(number), math.isinf(number)) == (math.isnan(element), math.isinf(element))
+def _class_of(number: Any) -> tuple[bool, bool]:
+    return math.isnan(number), math.isinf(number)
 
 
 DTYPES = {

@@ -12,12 +12,14 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from msgpack import packb
 
 import gdrpy
 from brokers import Broker
 from checkpoints import SHARDS, TENSORS, write_checkpoint
 from gdrpy import aio
 from gdrpy.arrays.array import Array
+from gdrpy.broker.checkpoint import places_of
 from gdrpy.broker.client import calls, lookup
 from support import open_descriptors
 
@@ -336,6 +338,22 @@ class TestFiles:
         connected.chmod("m", 0o640)
         assert {info.name[-5:] for info in connected.list() if info.mode != 0o640} == {"other"}
 
+    @pytest.mark.parametrize(
+        ("take", "kind"),
+        [
+            (lambda client: client.put("m", b"x", "cpu").close(), "published"),
+            (lambda client: client.delete("m"), "deleted"),
+        ],
+        ids=["put", "delete"],
+    )
+    def test_are_announced_as_they_go(self, connected, take, kind):
+        files = [str(info.name) for info in connected.list("m/") if info.name[-5:] != "other"]
+        with connected.watch(timeout=30) as watch:
+            take(connected)
+            told = [next(watch) for _ in range(1 + len(files))]
+        gone = [("deleted", name) for name in files]
+        assert [(event.kind, event.name) for event in told] == [(kind, "m"), *gone]
+
     def test_go_however_many_there_are(self, connected):
         file = next(info for info in connected.list("m/") if FIRST in str(info.name))
         metadata = connected.stat(str(file.name)).metadata
@@ -345,7 +363,9 @@ class TestFiles:
         connected.delete("m")
         assert names(connected) == ["m/ID/other"]
 
-    @pytest.mark.parametrize("wrong", [None, "..", "01234567", 7, ["x"], "x" * 300, "0" * 9])
+    @pytest.mark.parametrize(
+        "wrong", [None, "..", "01234567", 7, ["x"], 700 * [[]], "x" * 300, "0" * 9]
+    )
     @pytest.mark.parametrize("name", ["x", "x" * 255])
     def test_are_not_what_a_region_says_that_only_has_the_format(self, connected, wrong, name):
         before = names(connected)
@@ -356,6 +376,12 @@ class TestFiles:
         connected.seal(name)
         connected.delete(name)
         assert names(connected) == [*before, "x/ID/other"]
+
+    def test_are_not_what_a_region_says_in_too_many_words(self):
+        about = b"\x82" + packb("format") + packb("checkpoint") + packb("id")
+        for depth in range(1100):
+            assert places_of("m", about + b"\x91" * depth + b"\x90") == (None, None)
+        assert places_of("m", about + packb("01234567")) == ("m/01234567/", None)
 
 
 class TestLoadWithoutRoom:

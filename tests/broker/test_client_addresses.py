@@ -182,6 +182,33 @@ class TestDetachedRegion:
                     region.attach(newer=True)
                 assert holders(connected, "a") == 0
 
+    def test_takes_no_newer_version_that_lies_otherwise_from_a_broker_that_lost_its_state(
+        self, broker, connected
+    ):
+        with connected.put("a", np.float32([1, 2])) as region:
+            region.detach()
+            broker.stop()
+            broker.start()
+            with connected.put("a", np.int32([1, 2])) as other:
+                assert other.id == region.id
+            with pytest.raises(gdrpy.SizeMismatch, match="lie otherwise"):
+                region.attach(newer=True)
+
+    def test_takes_a_newer_version_with_another_note_of_the_users(self, connected):
+        with connected.put("a", [1], metadata={"layout": "mine"}) as region:
+            connected.put("a", [2], metadata={"layout": "other"}).close()
+            region.detach()
+            region.attach(newer=True)
+            assert region.metadata["layout"] == "other"
+
+    def test_takes_no_newer_version_with_other_aliases(self, connected):
+        tensors = {"a": np.float32([1]), "b": np.float32([2])}
+        with connected.put_tensors("t", tensors, aliases={"x": "a"}) as region:
+            region.detach()
+            connected.put_tensors("t", tensors, aliases={"x": "b"}).close()
+            with pytest.raises(gdrpy.SizeMismatch, match="lie otherwise"):
+                region.attach(newer=True)
+
     def test_comes_back_whatever_its_metadata_says_meanwhile(self, connected):
         with connected.put("a", [1]) as region, connected.get("a") as other:
             region.detach()

@@ -286,6 +286,15 @@ class TestRegionCalls:
         region = granted(then=told)
         assert [region.stale, region.stale] == [False, True]
 
+    def test_stale_of_what_the_broker_lost_is_true(self, broker):
+        with gdrpy.connect(broker.path) as client, client.put("a", b"x", "cpu") as region:
+            assert region.stale is False
+            broker.stop()
+            broker.start()
+            assert region.stale is True
+            client.put("a", b"y", "cpu").close()
+            assert region.stale is True
+
     def test_stale_of_what_has_no_name_yet_is_false(self, granted):
         assert granted(name=None).stale is False
         assert granted(version=0).stale is False

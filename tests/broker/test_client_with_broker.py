@@ -350,11 +350,16 @@ class TestArrays:
         connected.put("a", array).close()
         why = r"BrokerRegion\.array: dtype .*; the region's numpy\(\) gives the array, array"
         with connected.get("a") as region:
-            for take in (np.from_dlpack, lambda one: one.__cuda_array_interface__):
-                with pytest.raises(TypeError, match=why):
-                    take(region)
+            with pytest.raises(TypeError, match=why):
+                np.from_dlpack(region)
+            for interface in ("__cuda_array_interface__", "__array_interface__"):
+                with pytest.raises(AttributeError, match=f"^{interface}: {why}"):
+                    getattr(region, interface)
             assert region.array(dtype="U8").read().tobytes() == array.tobytes()
             assert (region.numpy() == array).all()
+            for device in (0, "cpu"):
+                with connected.put("copy", region, device) as copy:
+                    assert (copy.numpy() == array).all()
 
     def test_in_gpu_memory_come_back_too(self, connected):
         with gdrpy.alloc(4096) as source:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgpack import packb
 
 from brokers import Broker, Template, descriptors, running
 from killing import Killer
@@ -85,6 +86,19 @@ def drafts(client: RawClient) -> dict[str, Any]:
     return {**draft(client), "others": [client.create("k/b", metadata=b"new")["region"]]}
 
 
+def checkpoint(client: RawClient) -> dict[str, Any]:
+    """Its index and two files, which go with its name."""
+    client.allocate("k/a", metadata=packb({"format": "checkpoint", "id": "01234567"}))
+    for number in range(2):
+        client.allocate(f"k/a/01234567/{number}", metadata=packb({"checkpoint": "k/a"}))
+    return {"name": "k/a"}
+
+
+def draft_over_checkpoint(client: RawClient) -> dict[str, Any]:
+    checkpoint(client)
+    return {"region": client.create("k/a", metadata=b"new")["region"]}
+
+
 GET = {"name": "k/a", "gpu": False}
 CASES = {
     "allocate host": Case("allocate", nothing(**allocation("k/a"))),
@@ -94,12 +108,14 @@ CASES = {
     "create": Case("create", nothing(**allocation("k/a"))),
     "publish": Case("publish", draft),
     "publish several": Case("publish", drafts),
+    "publish over a checkpoint": Case("publish", draft_over_checkpoint),
     "get readonly": Case("get", there(**GET, readonly=True)),
     "get writable": Case("get", there(**GET, readonly=False)),
     "get many": Case("get_many", there(names=["k/a", "k/a"], readonly=True, gpu=False)),
     "seal": Case("seal", region()),
     "digest": Case("digest", sealed),
     "delete": Case("delete", there(name="k/a"), {"NotFound"}),
+    "delete a checkpoint": Case("delete", checkpoint, {"NotFound"}),
     "change mode": Case("change", region(mode=0o640)),
     "change metadata": Case("change", region(metadata=b"new")),
     "list": Case("list", there(prefix="k/", after="")),

@@ -53,7 +53,7 @@ class TestPublishMany:
     def test_changes_nothing_if_one_may_not_be_published(self, connected, drafts):
         anonymous = connected.allocate(None, 3, "cpu")
         twin = connected.create("layer/3", 3, "cpu")
-        for one, why in (anonymous, "has no name"), (twin, "two of the drafts have the name"):
+        for one, why in (anonymous, "has no name"), (twin, "two of the regions have the name"):
             with pytest.raises(gdrpy.InvalidRequest, match=f"^publish: .*{why}"):
                 connected.publish_many([*drafts, one])
             assert contents(connected) == {"layer/1": b"old"}
@@ -64,6 +64,37 @@ class TestPublishMany:
         drafts[2].publish()
         assert connected.publish_many(drafts) == [1, 2, 1, 1]
         assert connected.publish_many(drafts) == [1, 2, 1, 1]
+
+    def test_takes_no_draft_of_the_name_of_one_that_is_published_already(self, connected, drafts):
+        with connected.get("layer/1", gpu=False) as old:
+            with pytest.raises(gdrpy.InvalidRequest, match="two of the regions have the name"):
+                connected.publish_many([old, *drafts])
+            assert contents(connected) == {"layer/1": b"old"}
+
+    def test_of_a_broker_that_lost_its_state_publishes_no_other(self, broker, connected, drafts):
+        broker.stop()
+        broker.start()
+        others = [connected.create(f"other/{number}", 3, "cpu") for number in range(5)]
+        assert {draft.id for draft in drafts} < {draft.id for draft in others}
+        with pytest.raises(gdrpy.Gone, match="was lost when the broker"):
+            connected.publish_many(drafts)
+        assert connected.list() == []
+        for draft in others:
+            draft.close()
+
+    def test_tells_watchers_of_the_most_and_of_what_they_replace(self, broker, connected):
+        with gdrpy.connect(broker.path) as other, other.watch(timeout=30) as watch:
+            for version in (1, 2):
+                drafts = [connected.create(f"{number:03}", 1, "cpu") for number in range(256)]
+                assert connected.publish_many(drafts) == [version] * 256
+                for draft in drafts:
+                    draft.close()
+                names = []
+                while len(names) < 256:
+                    event = next(watch)
+                    assert event.kind in ("published", "freed")
+                    names += [event.name] if event.kind == "published" else []
+                assert names == [f"{number:03}" for number in range(256)]
 
     def test_of_none_and_of_the_most(self, connected):
         assert connected.publish_many([]) == []
@@ -95,6 +126,21 @@ class TestPublishMany:
             connected.put(f"{name}/01234567/file", b"x", "cpu", metadata=file).close()
         assert connected.publish_many(drafts) == [1, 2, 2, 2]
         assert contents(connected) == {f"layer/{number}": b"new" for number in range(4)}
+
+    def test_keeps_a_file_that_is_published_under_the_place_of_the_old_ones(self, connected):
+        about = {"format": "checkpoint", "id": "01234567"}
+        connected.put("m", b"[]", "cpu", metadata=about).close()
+        file = {"checkpoint": "m"}
+        for name in "f", "g":
+            connected.put(f"m/01234567/{name}", b"x", "cpu", metadata=file).close()
+        drafts = [
+            connected.create("m", 1, "cpu"),
+            connected.create("m/01234567/f", 1, "cpu", metadata=file),
+        ]
+        assert connected.publish_many(drafts) == [2, 2]
+        assert contents(connected).keys() == {"m", "m/01234567/f"}
+        for draft in drafts:
+            draft.close()
 
     def test_by_the_asyncio_client_is_the_same(self, broker, connected):
         async def publish() -> list[int]:

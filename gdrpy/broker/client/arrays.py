@@ -40,7 +40,8 @@ async def put(
 
     Args:
         name: The name.
-        array: An array of any library, in host or GPU memory, as for :meth:`gdrpy.Array.write`.
+        array: An array of any library, in host or GPU memory, as for :meth:`gdrpy.Array.write`,
+            or another region, whose array is stored.
         device: The device of the copy: as for :meth:`allocate`, as are ``mode``, ``metadata``,
             ``gpu``, ``cpu`` and ``wait``.
         seal: Whether to make the region immutable.
@@ -50,8 +51,9 @@ async def put(
     Raises as :meth:`create`, and TypeError for arrays of objects and of structures.
     """
     as_name("put", name)  # first, so that the error names swapped arguments
-    source = elements_of("put", array)
-    about = _described("put", metadata, {ARRAY: layout_of(source)})
+    layout = array.metadata.get(ARRAY) if isinstance(array, LeasedRegion) else None
+    source = elements_of("put", array if layout is None else array.array(dtype="U8"))
+    about = _described("put", metadata, {ARRAY: layout or layout_of(source)})
     options: dict[str, Any] = {"mode": mode, "gpu": gpu, "cpu": cpu, "wait": wait}
     nbytes = max(source.data.nbytes, 1)
     draft = await calls.create(client, name, nbytes, device, metadata=about, **options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from gdrpy.broker.client.arguments import as_seconds
@@ -47,14 +47,14 @@ class BrokerBase(Resource, Generic[Region_co]):
         return self._connection.life
 
     async def _ask(
-        self, request: Request, kind: type[R], lease: Lease | None = None
+        self, request: Request, kind: type[R], leases: Sequence[Lease] = ()
     ) -> tuple[R, Parcels]:
         """The reply to a request: see :meth:`Connection.ask`."""
         connection = self._connection
         if not connection.transport.connected:  # never after close(), or in a forked child
             self._check(call_of(request))
         try:
-            return await connection.transport.alone(connection.ask, request, kind, lease)
+            return await connection.transport.alone(connection.ask, request, kind, leases)
         finally:
             if connection.returned:
                 connection.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copyreg
+from collections.abc import Sequence
 from typing import Any
 
 from gdrpy._core._mapping import alone, run
@@ -123,7 +124,7 @@ class Broker(BrokerBase[BrokerRegion]):
     get.__doc__ = calls.get.__doc__
 
     def _ask_now(
-        self, request: Request, kind: type[R], lease: Lease | None = None
+        self, request: Request, kind: type[R], leases: Sequence[Lease] = ()
     ) -> tuple[R, Parcels]:
         """The reply to a request: see :meth:`Connection.ask`."""
         connection = self._connection
@@ -132,15 +133,15 @@ class Broker(BrokerBase[BrokerRegion]):
         if not transport.connected:  # never after close(), or in a forked child
             self._check(call_of(request))
         try:
-            return alone(transport.lock, connection.ask_now, request, kind, lease, transport)
+            return alone(transport.lock, connection.ask_now, request, kind, leases, transport)
         finally:
             if connection.returned:
                 connection.flush()
 
     async def _ask(
-        self, request: Request, kind: type[R], lease: Lease | None = None
+        self, request: Request, kind: type[R], leases: Sequence[Lease] = ()
     ) -> tuple[R, Parcels]:
-        return self._ask_now(request, kind, lease)
+        return self._ask_now(request, kind, leases)
 
     def _release(self) -> None:
         run(self._connection.transport.alone, self._disconnect)

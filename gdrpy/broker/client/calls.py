@@ -249,7 +249,9 @@ async def publish_many(client: BrokerBase[R], drafts: Iterable[R]) -> list[int]:
     if not regions:
         return []
     first, *others = [region.id for region in regions]
-    reply, _ = await client._ask(requests.Publish(first, others, id=0), replies.Published)
+    request = requests.Publish(first, others, id=0)
+    leases = [region._lease for region in regions]
+    reply, _ = await client._ask(request, replies.Published, leases)
     versions = [reply.version, *reply.others]
     if len(versions) != len(regions):
         raise ProtocolError(f"publish: {len(versions)} versions came for {len(regions)} drafts")
@@ -355,7 +357,7 @@ async def attach_many(client: BrokerBase[R], regions: Iterable[R], *, newer: boo
         for group, grants, parcels in granted:
             for region, grant in zip(group, grants, strict=True):
                 undo.callback(vars(region).update, region._described())
-                region._attach_granted(call, grant, parcels)
+                region._attach_granted(call, newer, grant, parcels)
                 undo.callback(region.detach)
         undo.forget()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
 from msgspec import UNSET
@@ -180,10 +181,11 @@ class Connection:
         self,
         request: Request,
         kind: type[R],
-        lease: Lease | None = None,
+        leases: Sequence[Lease] = (),
         perhaps_done: bool = False,
     ) -> tuple[R, Parcels]:
-        """The reply to a request, of this kind. A request about a lost lease's region is not sent.
+        """The reply to a request, of this kind. A request about a lost lease's region is not sent:
+        its number may be that of another region.
 
         Raises the broker's refusal, Gone, Timeout, BrokerUnavailable, ProtocolError. A timeout
         drops the connection, because the reply may still come.
@@ -197,8 +199,9 @@ class Connection:
                     await self.open()
                 if self.returned:
                     self._send_returned()
-                if lease is not None and not self._holds(lease):
-                    raise self._lost_lease(request, lease)
+                for lease in leases:
+                    if not self._holds(lease):
+                        raise self._lost_lease(request, lease)
                 asked = True
                 self._granting |= type(request) in requests.GRANTS
                 self._settled = False
@@ -223,7 +226,11 @@ class Connection:
             pause = min(2 * pause, _LAST_PAUSE) or _FIRST_PAUSE
 
     def ask_now(
-        self, request: Request, kind: type[R], lease: Lease | None, transport: BlockingTransport
+        self,
+        request: Request,
+        kind: type[R],
+        leases: Sequence[Lease],
+        transport: BlockingTransport,
     ) -> tuple[R, Parcels]:
         """As :meth:`ask`, without a coroutine in the common case.
 
@@ -234,9 +241,9 @@ class Connection:
             or not self._settled
             or not transport.connected
             or self.returned
-            or (lease is not None and not self._holds(lease))
+            or (leases and not all(map(self._holds, leases)))
         ):
-            return run(self.ask, request, kind, lease)
+            return run(self.ask, request, kind, leases)
         request.id = self._last_id = self._last_id + 1
         packet = requests.encode(request)
         self._granting |= type(request) in requests.GRANTS
@@ -255,7 +262,7 @@ class Connection:
         else:
             self._settled = True
             return accepted(answer)
-        return run(self.ask, request, kind, lease, perhaps_done)
+        return run(self.ask, request, kind, leases, perhaps_done)
 
     def _holds(self, lease: Lease) -> bool:
         """Whether the broker still knows a lease."""

@@ -18,7 +18,12 @@ LAYOUT = "layout"
 
 def same_layout(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether the contents of two regions lie alike, as far as their metadata tells."""
-    return all(one.get(key) == other.get(key) for key in (ARRAY, LAYOUT))
+    return _kind(one) == _kind(other)
+
+
+def _kind(metadata: dict[str, Any]) -> tuple[Any, ...]:
+    tensors = metadata.get("format") == "safetensors"
+    return metadata.get(ARRAY), tensors, metadata.get(LAYOUT) if tensors else None
 
 
 def layout_of(array: Elements) -> list[Any]:

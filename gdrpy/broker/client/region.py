@@ -105,10 +105,11 @@ class LeasedRegion(Region):
         names = ("id", "name", "version", "sealed", "enforced", "readonly", "_packed", "_life")
         return {"_metadata": None, **{name: getattr(self, name) for name in names}}
 
-    def _attach_granted(self, call: str, grant: Grant, parcels: Parcels) -> None:
+    def _attach_granted(self, call: str, newer: bool, grant: Grant, parcels: Parcels) -> None:
         """Attach the memory of a grant, made from the last of ``parcels``, which it removes.
 
-        The lease is returned if this raises, or if another thread has attached the region.
+        A ``newer`` one's contents must lie alike. The lease is returned if this raises, or if
+        another thread has attached the region.
         """
         lease, attached = parcels[-1][1], False
         try:
@@ -118,7 +119,7 @@ class LeasedRegion(Region):
                     f"{call}: version {grant.version} of region {grant.name!r} has {grant.nbytes} "
                     f"bytes, and this one {self.nbytes}: close this one, and get the other"
                 )
-            newer = grant.region != self.id
+            newer &= (lease.life, grant.region) != (self._life, self.id)
             if newer and not same_layout(self.metadata, unpack_metadata(grant.metadata)):
                 raise SizeMismatch(
                     f"{call}: the contents of version {grant.version} of region {grant.name!r} lie "

@@ -24,7 +24,7 @@ from gdrpy.errors import Gone, InvalidRequest
 
 async def _ask(region: LeasedRegion, request: Request, kind: type[R]) -> R:
     region._check(f"BrokerRegion.{call_of(request)}")
-    reply, _ = await region._broker._ask(request, kind, region._lease)
+    reply, _ = await region._broker._ask(request, kind, [region._lease])
     return reply
 
 
@@ -95,7 +95,7 @@ async def digest(region: LeasedRegion) -> str:
     connection = region._broker._separate(endless=True)
     try:
         request = requests.Digest(region.id, id=0)
-        reply, _ = await connection.ask(request, Sha256, region._lease)
+        reply, _ = await connection.ask(request, Sha256, [region._lease])
     finally:
         connection.close()
     return reply.sha256
@@ -119,7 +119,7 @@ async def attach(region: LeasedRegion, *, newer: bool = False) -> None:
     """
     call = "BrokerRegion.attach"
     if must_attach(call, region, newer):
-        region._attach_granted(call, *await ask_to_attach(call, region, newer))
+        region._attach_granted(call, newer, *await ask_to_attach(call, region, newer))
 
 
 def must_attach(call: str, region: LeasedRegion, newer: bool) -> bool:
@@ -164,7 +164,13 @@ async def info(region: LeasedRegion) -> RegionInfo:
 
 
 async def stale(region: LeasedRegion) -> bool:
-    """Whether its name no longer refers to it. Asks the broker."""
+    """Whether its name no longer refers to it. Asks the broker.
+
+    It is true, too, if the broker lost the region with its state.
+    """
     if region.name is None or region.version == 0:
         return False
-    return not (await info(region)).linked
+    try:
+        return not (await info(region)).linked
+    except Gone:
+        return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
@@ -47,10 +47,9 @@ class Compaction:
                     return
             case records.Published():
                 # Copied now, or the copy would miss that another region loses the name.
-                for number, _ in record.regions:
-                    region = self._regions.pop(number, None)
-                    if region is not None:
-                        self._copy(region)
+                self._copy_now([*(number for number, _ in record.regions), *record.unlinked])
+            case records.Unlinked():
+                self._copy_now(record.regions)
             case records.Granted(session, region=number):
                 if number in self._regions:
                     return
@@ -61,6 +60,12 @@ class Compaction:
                 if record.region in self._regions:  # type: ignore[attr-defined]
                     return
         self._append(record)
+
+    def _copy_now(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            region = self._regions.pop(number, None)
+            if region is not None:
+                self._copy(region)
 
     def _copy_session(self, number: int) -> None:
         session = self._sessions.pop(number, None)

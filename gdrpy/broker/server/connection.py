@@ -20,7 +20,7 @@ from gdrpy.broker.server.rights import Identity
 from gdrpy.broker.server.table import RegionEntry, Session
 
 #: Packets that a watcher, or all watchers of a user, may leave unread before events are dropped.
-EVENTS_LIMIT = 256
+EVENTS_LIMIT = 1024
 #: Malformed packets that a connection may send in a row before it is closed.
 NONSENSE_LIMIT = 16
 #: A packet's overhead in bytes, rounded up: in the outbox, and in the kernel.

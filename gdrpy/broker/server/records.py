@@ -39,11 +39,14 @@ class Made(Record, tag=1):
 
 
 class Published(Record, tag=2):
-    """A region's name refers to it from now on, with this version; and others', with theirs."""
+    """A region's name refers to it from now on, with this version; and others', with theirs. The
+    names of the ``unlinked`` ones no longer refer to them.
+    """
 
     region: int
     version: int
     others: list[tuple[int, int]] = []
+    unlinked: list[int] = []
 
     @property
     def regions(self) -> list[tuple[int, int]]:
@@ -52,9 +55,15 @@ class Published(Record, tag=2):
 
 
 class Unlinked(Record, tag=3):
-    """A region's name no longer refers to it."""
+    """The names of a region and of others no longer refer to them."""
 
     region: int
+    others: list[int] = []
+
+    @property
+    def regions(self) -> list[int]:
+        """All of them."""
+        return [self.region, *self.others]
 
 
 class SealedNow(Record, tag=4):

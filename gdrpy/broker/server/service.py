@@ -7,7 +7,7 @@ import itertools
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +15,7 @@ from msgspec import UNSET, UnsetType
 
 from gdrpy import errors
 from gdrpy.broker import protocol, replies, requests
-from gdrpy.broker.checkpoint import is_file, place_of
-from gdrpy.broker.protocol import unpack_metadata
+from gdrpy.broker.protocol import PUBLISH_LIMIT
 from gdrpy.broker.replies import Grant, Grants
 from gdrpy.broker.server import memory, records, telling
 from gdrpy.broker.server.malformed import other_version
@@ -268,36 +267,42 @@ class Service:
             raise
 
     def _publish(self, session: Session, request: requests.Publish) -> Answer | Work:
-        drafts: dict[str, RegionEntry] = {}
+        named: dict[str, RegionEntry] = {}
         regions = [
-            self._publishable(session, number, drafts)
+            self._publishable(session, number, named)
             for number in (request.region, *request.others)
         ]
-        replaced = {name: self.table.names.get(name) for name in drafts}
+        replaced = {name: self.table.names.get(name) for name in named}
+        drafts = [region for region in named.values() if region.draft]
+        lost = []
         if drafts:
             made = []
-            for name, draft in drafts.items():
-                old = replaced[name]
+            for draft in drafts:
+                old = replaced[str(draft.name)]
                 made.append((draft.number, 1 if old is None else old.version + 1))
-            self.table.commit(records.Published(*made[0], made[1:]))
-            for draft in drafts.values():
+                if old is not None and old.files and old.files != draft.files:
+                    lost.append(old)
+            files = self._files(session, lost, named)
+            some = next(files, [])
+            unlinked = [file.number for file in some]
+            self.table.commit(records.Published(*made[0], made[1:], unlinked))
+            for draft in drafts:
                 self.announce("published", draft)
-            self._tell_of_room()
+            self._deleted(some)
         first, *others = regions
-        old = replaced.get(str(first.name))
+        old = replaced[str(first.name)]
         reply = replies.Published(
             id=request.id,
             version=first.version,
-            replaced=None if old is None else old.number,
+            replaced=None if old is None or old is first else old.number,
             others=[region.version for region in others],
         )
-        lost = [(old, drafts[name]) for name, old in replaced.items() if old is not None]
-        return self._without_files(session, lost, (reply, []))
+        return self._delete_on(files, (reply, [])) if lost else (reply, [])
 
     def _publishable(
-        self, session: Session, number: int, drafts: dict[str, RegionEntry]
+        self, session: Session, number: int, named: dict[str, RegionEntry]
     ) -> RegionEntry:
-        """A region to publish, which is added to the drafts unless it was published before."""
+        """A region to publish, or that was published before; it is added to ``named``."""
         region = session.regions.get(number)
         if region is None:
             raise errors.Gone(f"publish: this connection does not hold region {number}")
@@ -306,14 +311,14 @@ class Service:
         if region.draft:
             require(session.identity, region, WRITE, "publish")
             self._replaceable("publish", session, region.name)
-            if drafts.setdefault(region.name, region) is not region:
-                raise errors.InvalidRequest(
-                    f"publish: two of the drafts have the name {region.name!r}: publish one"
-                )
         elif not region.linked:
             raise errors.InvalidRequest(
                 f"publish: {region} was published before, as version {region.version}, and its "
                 f"name was deleted or refers to another region: make a new draft by create()"
+            )
+        if named.setdefault(region.name, region) is not region:
+            raise errors.InvalidRequest(
+                f"publish: two of the regions have the name {region.name!r}: publish one"
             )
         return region
 
@@ -478,47 +483,47 @@ class Service:
                 f"delete: {request.name!r} no longer refers to region {request.region}"
             )
         require(session.identity, region, WRITE, "delete")
-        self.table.commit(records.Unlinked(region.number))
-        self.announce("deleted", region)
-        self._tell_of_room()
-        return self._without_files(session, [(region, None)], (replies.Reply(id=request.id), []))
+        files = self._files(session, [region] if region.files else [])
+        some = next(files, [])
+        self.table.commit(records.Unlinked(region.number, [file.number for file in some]))
+        self._deleted([region, *some])
+        answer: Answer = replies.Reply(id=request.id), []
+        return self._delete_on(files, answer) if region.files else answer
 
-    def _without_files(
-        self,
-        session: Session,
-        lost: Sequence[tuple[RegionEntry, RegionEntry | None]],
-        answer: Answer,
-    ) -> Answer | Work:
-        """The answer, after checkpoints that lost their names to other regions lost their files."""
-        places = []
-        for old, new in lost:
-            place = place_of(str(old.name), unpack_metadata(old.metadata))
-            if place and not (
-                new and place == place_of(str(new.name), unpack_metadata(new.metadata))
-            ):
-                places.append((old, place))
-        return self._delete_files(session, places, answer) if places else answer
-
-    def _delete_files(
-        self, session: Session, places: list[tuple[RegionEntry, str]], answer: Answer
-    ) -> Work:
-        """Delete the names of checkpoints' files, as far as they are of the checkpoint's owner."""
-        for old, place in places:
-            after = place
-            while names := self.table.names_after(after, place, SLICE):
-                for name in names:
-                    file = self.table.names[name]
-                    if (
-                        file.uid == old.uid
-                        and is_file(name, unpack_metadata(file.metadata), str(old.name), place)
-                        and allowed(session.identity, file, WRITE)
-                    ):
-                        self.table.commit(records.Unlinked(file.number))
-                        self.announce("deleted", file)
+    def _files(
+        self, session: Session, lost: Iterable[RegionEntry], kept: Container[str] = ()
+    ) -> Iterator[list[RegionEntry]]:
+        """The files that go with checkpoints, some at a time: those of the checkpoint's owner that
+        this client may write, but not those of the names ``kept``.
+        """
+        for index in lost:
+            place = after = str(index.files)
+            while names := self.table.names_after(after, place, PUBLISH_LIMIT):
                 after = names[-1]
-                yield None
-        self._tell_of_room()
+                yield [
+                    file
+                    for file in (self.table.names[name] for name in names if name not in kept)
+                    if file.home == place
+                    and file.uid == index.uid
+                    and allowed(session.identity, file, WRITE)
+                ]
+
+    def _delete_on(self, slices: Iterator[list[RegionEntry]], answer: Answer) -> Work:
+        """Delete the names of further files, in turns, then answer."""
+        yield None
+        for files in slices:
+            if files:
+                first, *others = [file.number for file in files]
+                self.table.commit(records.Unlinked(first, others))
+                self._deleted(files)
+            yield None
         yield answer
+
+    def _deleted(self, regions: Iterable[RegionEntry]) -> None:
+        """Tell of regions whose names were deleted, and of the memory of others that is freed."""
+        for region in regions:
+            self.announce("deleted", region)
+        self._tell_of_room()
 
     def _list(self, session: Session, request: requests.List) -> Answer:
         return telling.page(self.table, session.identity, request), []

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from msgspec import Struct, field
 from msgspec.structs import astuple
 
+from gdrpy.broker.checkpoint import places_of
 from gdrpy.broker.server import records
 from gdrpy.broker.server.rights import Identity, shared_groups
 
@@ -39,6 +40,9 @@ class RegionEntry(records.Made, eq=False, gc=True):
 
     #: Whether the name refers to this region.
     linked: bool = False
+    #: How the names of a checkpoint's files begin, for its index; and for one of its files.
+    files: str | None = None
+    home: str | None = None
     sealed: bool = False
     #: The life and the number of another broker's region that it is a copy of.
     copy_of: tuple[str, int] | None = None
@@ -143,6 +147,7 @@ class Table:
 
     def _make(self, record: records.Made) -> None:
         region = RegionEntry(*astuple(record))
+        region.files, region.home = places_of(region.name, region.metadata)
         self.regions[region.number] = region
         if region.number >= self._next:
             self._next = region.number + 1
@@ -152,6 +157,7 @@ class Table:
     def _publish(self, record: records.Published) -> None:
         for number, version in record.regions:
             self._link(self.regions[number], version)
+        self._unlink_all(record.unlinked)
 
     def _link(self, region: RegionEntry, version: int) -> None:
         assert region.name is not None
@@ -166,12 +172,15 @@ class Table:
             self._forget_unheld(replaced)
 
     def _unlink(self, record: records.Unlinked) -> None:
-        region = self.regions[record.region]
-        assert region.name is not None
-        del self.names[region.name]
-        del self.sorted_names[bisect.bisect_left(self.sorted_names, region.name)]
-        region.linked = False
-        self._forget_unheld(region)
+        self._unlink_all(record.regions)
+
+    def _unlink_all(self, numbers: list[int]) -> None:
+        for region in map(self.regions.__getitem__, numbers):
+            assert region.name is not None
+            del self.names[region.name]
+            del self.sorted_names[bisect.bisect_left(self.sorted_names, region.name)]
+            region.linked = False
+            self._forget_unheld(region)
 
     def _seal(self, record: records.SealedNow) -> None:
         region = self.regions[record.region]
@@ -187,6 +196,7 @@ class Table:
         region = self.regions[record.region]
         region.mode = record.mode
         region.metadata = record.metadata
+        region.files, region.home = places_of(region.name, region.metadata)
 
     def _begin(self, record: records.Began) -> None:
         identity = Identity(

@@ -219,7 +219,8 @@ def _weight_map(call: str, folder: str | os.PathLike[str], index: str) -> dict[s
             raise TypeError
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise ValueError(
-            f'{call}: {index} has no "weight_map" of tensors to files: copy or download it again'
+            f'{call}: {index} is not JSON with a "weight_map" of tensors to files: copy or '
+            f"download it again"
         ) from None
     for name in files.values():
         if "/" in name or "\0" in name or name in ("", ".", ".."):

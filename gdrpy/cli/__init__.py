@@ -70,7 +70,7 @@ COMMANDS = {module.rpartition(".")[2]: module for group in GROUPS.values() for m
 WORDS_OF_THE_API = {"list": "ls", "allocate": "alloc", "delete": "rm", "remove": "rm"}
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> helptext.Parser:
     """The parser of ``gdrpy`` itself, which leaves a command's words to the command."""
     lines = []
     for title, group in GROUPS.items():
@@ -88,7 +88,7 @@ def parser() -> argparse.ArgumentParser:
     return whole
 
 
-def _named(whole: argparse.ArgumentParser, words: list[str]) -> tuple[str, list[str]]:
+def _named(whole: helptext.Parser, words: list[str]) -> tuple[str, list[str]]:
     """The command, and the words after it; ends the program if there is no command."""
     if words and words[0].startswith("-") and (at := _place_of_command(words)):
         right = shlex.join(["gdrpy", *words[at:], *words[:at]])
@@ -143,7 +143,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    name, rest = _named(parser(), words)
+    whole = parser()
+    whole.as_json = "--json" in itertools.takewhile("--".__ne__, words)
+    name, rest = _named(whole, words)
     command = command_parser(name)
     command.as_json = "--json" in itertools.takewhile("--".__ne__, rest)
     args = command.parse_intermixed_args(rest)

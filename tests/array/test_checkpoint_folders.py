@@ -133,7 +133,9 @@ class TestFolderWithoutCheckpoint:
     )
     def test_whose_index_is_none_is_refused(self, folder, text):
         (folder / INDEX).write_bytes(text)
-        assert re.search(r'has no "weight_map" of tensors to files: copy', self.refusal(folder))
+        assert re.search(
+            r'is not JSON with a "weight_map" of tensors to files: copy', self.refusal(folder)
+        )
 
     def test_that_does_not_exist_is_an_os_error(self, tmp_path):
         with pytest.raises(FileNotFoundError):

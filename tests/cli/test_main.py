@@ -189,9 +189,7 @@ class TestWrongUsage:
             (["copybw", "extra"], "usage: gdrpy copybw"),
             (["copybw", "extra"], "unrecognized arguments: extra"),
             (["info", "--", "--json"], "unrecognized arguments: "),
-            (["--json", "ls"], "--json belongs after the command: gdrpy ls --json\n"),
             (["--socket", "a b", "stat", "x"], "command: gdrpy stat x --socket 'a b'\n"),
-            (["--json"], "unrecognized arguments: --json"),
         ],
     )
     def test_ends_with_2_and_says_what_is_wrong(self, capsys, words, complaint):
@@ -282,6 +280,23 @@ class TestErrors:
         assert error["type"] == "CommandError"
         assert error["message"].startswith(message)
         assert told.err.endswith(f"gdrpy {words[0]}: error: {error['message']}\n")
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["lss", "--json"], "there is no command 'lss': did you mean 'ls'? "),
+            (["--json", "ls"], "--json belongs after the command: gdrpy ls --json"),
+            (["--json"], "unrecognized arguments: --json"),
+        ],
+    )
+    def test_of_the_command_itself_are_json_too(self, capsys, words, message):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code == 2
+        told = capsys.readouterr()
+        error = json.loads(told.out)["error"]["message"]
+        assert error.startswith(message)
+        assert told.err.endswith(f"gdrpy: error: {error}\n")
 
     def test_of_a_cuda_without_devices_end_with_2_and_no_traceback(self, gdrpy_command):
         done = gdrpy_command("copybw", GDRPY_SIM_FAULT=NO_DEVICE)

@@ -44,10 +44,15 @@ def run(args: argparse.Namespace, output: Output) -> int:
     if found and not output.as_json:
         output.text(drawn(found, output))
     elif not found:
-        output.line("no regions" + (f" whose names begin with {args.prefix!r}" * bool(args.prefix)))
+        output.line("no regions" + _whose(args.prefix))
     both = zip(regions, found, strict=True)
     output.finish({"regions": [checkpoints.told(*one, gpus) for one in both]})
     return OK
+
+
+def _whose(prefix: str) -> str:
+    hint = " (not a pattern: leave '*' out)" if "*" in prefix else ""
+    return f" whose names begin with {prefix!r}{hint}" if prefix else ""
 
 
 def _row(region: RegionInfo) -> tuple[str, ...]:

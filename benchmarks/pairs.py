@@ -27,7 +27,8 @@ _WORKER = Path(__file__).with_name("pairs_worker.py")
 #: Processes of each checkout: where its memory lies makes one some percent slower than the next.
 _EACH = 4
 _BATCH_NS = 2e6
-_TRIED = 64
+#: Calls that are tried first: those of a short batch, then more of quick ones.
+_TRIED = (4, 64)
 
 
 class Worker:
@@ -103,7 +104,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def pair(call: str, old: list[Worker], new: list[Worker], rounds: int) -> dict[str, Any]:
     """Times of a call in us, a list for each process, and the median ratio of the rounds."""
     both = [*old, *new]
-    count = max(5, int(_BATCH_NS * _TRIED / min(worker.time(call, _TRIED) for worker in both)))
+    count = 0
+    for tried in _TRIED:
+        if count < tried:
+            taken = min(worker.time(call, tried) for worker in both)
+            count = max(5, int(_BATCH_NS * tried / taken))
     times: list[list[float]] = [[] for _ in both]
     for _ in range(rounds):
         for number in random.sample(range(len(both)), len(both)):

@@ -10,11 +10,12 @@
 #include "table.h"
 
 /*
- * Seen with driver 580 on H100s: reservations of 28 MiB or more lie at low addresses, and may be at
- * any free multiple of 32 MiB. Those of 24 MiB or less lie at high ones, and only a wish for a
- * place that CUDA has chosen before is granted. Other wishes are ignored.
+ * Seen with driver 580 on an H100 and an H200: reservations of 26 MiB or more lie at low addresses,
+ * and may be at any free multiple of 32 MiB. Those of 24 MiB or less lie at high ones once the
+ * process has a context, and only a wish for a place that CUDA has chosen before is granted. Other
+ * wishes are ignored.
  */
-#define LARGE ((uint64_t)28 << 20)
+#define LARGE ((uint64_t)26 << 20)
 #define LARGE_UNIT ((uint64_t)32 << 20)
 #define LOW UINT64_C(0x302000000)
 

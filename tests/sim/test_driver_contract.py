@@ -246,8 +246,8 @@ class TestReservations:
     def test_large_ones_may_be_at_any_multiple_of_32_mib_and_small_ones_may_not(
         self, another_process: Callable[..., str]
     ) -> None:
-        # Another process has chosen no addresses for small ones there. Its context has room for them
-        # elsewhere; without one CUDA puts them at multiples of 32 MiB, too.
+        # Another process has chosen no addresses for small ones there. Its context has room for
+        # them elsewhere; without one CUDA puts them at multiples of 32 MiB, too.
         output = another_process(
             """
 with _cuda.context(0):

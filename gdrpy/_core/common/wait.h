@@ -41,8 +41,8 @@ static inline void core_relax(void)
 }
 
 /*
- * Sleep for a small part of the time waited so far, if that is long. The timer's slack makes a sleep
- * end some 50 us late, which is much of a wait of a few ms.
+ * Sleep for a small part of the time waited so far, if that is long. The timer's slack makes a
+ * sleep end some 50 us late, which is much of a wait of a few ms.
  */
 static inline void core_nap(int64_t waited)
 {

@@ -21,7 +21,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Self, TypeVar
 
-from gdrpy.broker.client import arrays, calls, checkpoints, lookup, region_calls
+from gdrpy.broker.client import arrays, calls, checkpoints, lookup, region_calls, snapshots
 from gdrpy.broker.client.base import BrokerBase, reach
 from gdrpy.broker.client.broker import reduce_region
 from gdrpy.broker.client.region import LeasedRegion
@@ -222,6 +222,8 @@ class Broker(BrokerBase[BrokerRegion]):
     put_tensors = arrays.put_tensors
     load = arrays.load
     load_checkpoint = checkpoints.load_checkpoint
+    save = snapshots.save
+    restore = snapshots.restore
     tensors = checkpoints.tensors
     list = lookup.list_regions
     stat = lookup.stat

@@ -7,8 +7,7 @@ larger than its image.
 from __future__ import annotations
 
 import os
-import threading
-from collections import abc, deque
+from collections import abc
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from typing import Any
@@ -18,10 +17,12 @@ from msgspec.structs import replace
 from gdrpy.arrays import safetensors_image as image
 from gdrpy.arrays.array import Array
 from gdrpy.arrays.elements import Elements, elements_of
-from gdrpy.arrays.safetensors_file import BLOCK, File, file_layout, shards
+from gdrpy.arrays.safetensors_file import File, file_layout, shards
 from gdrpy.arrays.safetensors_image import Entry, Layout
 from gdrpy.arrays.shown import Shown
+from gdrpy.arrays.source import BLOCK
 from gdrpy.common.dtypes import DTYPES, as_dtype
+from gdrpy.common.workers import by_threads
 from gdrpy.errors import SizeMismatch
 
 __all__ = [
@@ -152,49 +153,22 @@ def _copied(file: File, region: Shown, shift: int) -> Generator[int, None, None]
     No thread touches either any more when it is closed.
     """
     start, end = file.layout.data_start, file.layout.nbytes
-    pieces = deque(range(start - start % BLOCK, end, _CHUNK))
-    number = len(pieces)
-    told: deque[int | BaseException] = deque()
-    more = threading.Semaphore(0)
+    pieces = range(start - start % BLOCK, end, _CHUNK)
 
-    def copy() -> None:
-        try:
-            memory = region._host_memory(min(_CHUNK, end) + 2 * BLOCK, number >= _REGISTER_FROM)
-            memory = memory[-memory.ctypes.data % BLOCK :]
-            while (at := _taken(pieces)) is not None:
-                upto = min(at + _CHUNK, end)
-                file.fill(memory, at, upto - at)
-                begin = max(at, start)
-                region.write(memory[begin - at : upto - at], begin + shift)
-                told.append(upto - begin)
-                more.release()
-        except BaseException as error:
-            told.append(error)
-            more.release()
+    def worker() -> Callable[[int], int]:
+        memory = region._host_memory(min(_CHUNK, end) + 2 * BLOCK, len(pieces) >= _REGISTER_FROM)
+        memory = memory[-memory.ctypes.data % BLOCK :]
 
-    threads = [threading.Thread(target=copy) for _ in range(min(_THREADS, number))]
-    try:
-        for thread in threads:
-            thread.start()
-        for _ in range(number):
-            more.acquire()
-            one = told.popleft()
-            if isinstance(one, BaseException):
-                raise one
-            yield one
-    finally:
-        pieces.clear()
-        for thread in threads:
-            if thread.ident is not None:
-                thread.join()
+        def copy(at: int) -> int:
+            upto = min(at + _CHUNK, end)
+            file.fill(memory, at, upto - at)
+            begin = max(at, start)
+            region.write(memory[begin - at : upto - at], begin + shift)
+            return upto - begin
 
+        return copy
 
-def _taken(pieces: deque[int]) -> int | None:
-    """The next piece, which no other thread gets; None if none is left."""
-    try:
-        return pieces.popleft()
-    except IndexError:
-        return None
+    return by_threads(pieces, _THREADS, worker)
 
 
 def _arrays(tensors: abc.Mapping[str, Any]) -> dict[str, Elements]:

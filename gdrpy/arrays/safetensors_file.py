@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import reprlib
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
 from gdrpy.arrays import safetensors_image as image
 from gdrpy.arrays.safetensors_image import Layout
+from gdrpy.arrays.source import Source, named
 
 if TYPE_CHECKING:
-    import numpy as np
+    pass
 
-#: Direct I/O needs offsets, sizes and addresses that are multiples of this; most disks of less.
-BLOCK = 4096
-#: A file is taken to be in the kernel's cache if so many of its bytes are, at random places.
-_PROBES = 16
+_CALL = "safetensors"
 #: What to do about errors.
 _REMEDIES = {
     errno.EISDIR: ": give one of its files, or load the folder by broker.load_checkpoint()",
@@ -29,31 +25,22 @@ _REMEDIES = {
 _INDEX, _FILE = "model.safetensors.index.json", "model.safetensors"
 
 
-class File:
+class File(Source):
     """A file open for reading, whose header is valid and which ends where its data ends.
 
     Threads may share it. Raises ValueError, which names the file, OSError.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = os.fspath(path)
-        with _named(self._path):
-            self._file = open(self._path, "rb", buffering=0)  # noqa: SIM115
+        super().__init__(_CALL, path, _REMEDIES)
         try:
-            self._state = self._found_state()
             self.header, self.layout = self._read_header()
         except BaseException:
             self._file.close()
             raise
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
     def _read_header(self) -> tuple[bytes, Layout]:
-        fd, size = self._file.fileno(), self._state[0]
+        fd, size = self._file.fileno(), self.nbytes
         try:
             header = image.read_header(size, lambda nbytes, offset: os.pread(fd, nbytes, offset))
             layout = image.parse(header)
@@ -70,73 +57,6 @@ class File:
         """The data behind the header, in pieces of ``nbytes`` bytes."""
         for at in range(self.layout.data_start, self.layout.nbytes, nbytes):
             yield os.pread(self._file.fileno(), min(nbytes, self.layout.nbytes - at), at)
-
-    def pass_cache(self) -> None:
-        """Have the file read by direct I/O, unless its file system refuses or it is cached.
-
-        A probe may itself make the kernel read ahead; those at other places are not misled.
-        """
-        fd, size = self._file.fileno(), self._state[0]
-        try:
-            for _ in range(_PROBES):
-                place = int.from_bytes(os.urandom(8)) % size
-                os.preadv(fd, [bytearray(1)], place, os.RWF_NOWAIT)
-        except OSError:  # EAGAIN: it must be read from the disk
-            try:
-                fcntl.fcntl(fd, fcntl.F_SETFL, os.O_DIRECT)
-            except OSError:
-                return
-
-    def fill(self, memory: np.ndarray[Any, Any], at: int, nbytes: int) -> None:
-        """Read ``nbytes`` bytes from byte ``at`` on, a multiple of a block, past the cache or not.
-
-        The memory begins at a block and has room for one more than it gets.
-        """
-        fd, done = self._file.fileno(), 0
-        while done < nbytes:
-            rest = memory[done : nbytes + -nbytes % BLOCK].data
-            try:
-                got = os.preadv(fd, [rest], at + done)
-            except OSError as error:
-                refused = error.errno in (errno.EINVAL, errno.EFAULT)  # the place, the memory
-                if not refused or not fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
-                    raise
-                fcntl.fcntl(fd, fcntl.F_SETFL, 0)
-                continue
-            if not got:
-                raise self._changed()
-            done += got
-
-    def check_unchanged(self) -> None:
-        """Raise ValueError if the file was written since it was opened."""
-        if self._found_state() != self._state:
-            raise self._changed()
-
-    def _found_state(self) -> tuple[int, int]:
-        found = os.fstat(self._file.fileno())
-        return found.st_size, found.st_mtime_ns
-
-    def _changed(self) -> ValueError:
-        return ValueError(
-            f"{self._path}: safetensors: the file was changed while it was read: load it again "
-            f"when its writer is done"
-        )
-
-
-@contextmanager
-def _named(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Have an OSError name the path, and the remedy where one is known."""
-    try:
-        yield
-    except OSError as error:
-        remedy = _REMEDIES.get(error.errno or 0, "")
-        if error.errno == errno.ENOENT and not os.path.isabs(path):
-            with suppress(OSError):  # that folder may be gone
-                remedy = f": the current folder is {os.getcwd()}"
-        why = f"safetensors: cannot read {os.fspath(path)}: {error.strerror}{remedy}"
-        named = OSError(error.errno, why)
-        named.filename = error.filename
-        raise named from None
 
 
 def file_layout(path: str | os.PathLike[str]) -> Layout:
@@ -192,7 +112,7 @@ def shards(folder: str | os.PathLike[str]) -> dict[str, Layout]:
 
 def _only(call: str, folder: str | os.PathLike[str], ending: str, preferred: str) -> str | None:
     """The preferred file of the folder, or the only one with this ending; None without any."""
-    with _named(folder):
+    with named(_CALL, folder, _REMEDIES):
         found = sorted(name for name in os.listdir(folder or os.curdir) if name.endswith(ending))
     if preferred in found:
         return preferred
@@ -211,7 +131,7 @@ def _weight_map(call: str, folder: str | os.PathLike[str], index: str) -> dict[s
 
     try:
         path = os.path.join(folder, index)
-        with _named(path), open(path, "rb") as file:
+        with named(_CALL, path, _REMEDIES), open(path, "rb") as file:
             text = file.read()
         found = json.loads(text)
         files = found["weight_map"]

@@ -32,6 +32,9 @@ Names = Annotated[list[Name], Meta(max_length=BATCH_LIMIT)]
 Regions = Annotated[list[Number], Meta(max_length=BATCH_LIMIT)]
 #: Drafts that are published with another one. The broker publishes all of them in one turn.
 Others = Annotated[list[Number], Meta(max_length=PUBLISH_LIMIT - 1)]
+#: A uid and a gid; the highest number stands for none.
+_Id = Annotated[int, Meta(ge=0, lt=(1 << 32) - 1)]
+Owner = tuple[_Id, _Id]
 #: A region of any broker: its life, and the region's number.
 Original = tuple[Annotated[str, Meta(max_length=32)], Number]
 #: A region, whether the lease is writable, and whether it is for a GPU view.
@@ -73,6 +76,8 @@ class Allocate(Request, tag="allocate"):
 
 class Create(Allocate, tag="create"):
     name: Name
+    #: The uid and the gid that it belongs to, if not the client's: only for privileged ones.
+    owner: Owner | None = None
 
 
 class RoundedSize(Request, tag="rounded_size"):

@@ -54,6 +54,8 @@ GROUPS = {
         "broker.put": "copy a file into a region",
         "broker.get": "copy a region to a file",
         "broker.load": "load a safetensors file, or a checkpoint of many",
+        "broker.save": "save regions into a folder",
+        "broker.restore": "bring regions back from such a folder",
         "broker.seal": "make a region immutable",
         "broker.rm": "delete regions",
     },

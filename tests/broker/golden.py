@@ -53,6 +53,20 @@ REQUESTS: Frames = {
         },
         "88a26f70a6637265617465a46e616d65a161a66e6279746573cd1000a664657669636501a46d6f6465cd0180a86d65746164617461c400a3677075c2a2696401",
     ),
+    "create for a user": (
+        {
+            "op": "create",
+            "name": "a",
+            "nbytes": 4096,
+            "device": 1,
+            "mode": 384,
+            "metadata": b"",
+            "gpu": False,
+            "owner": [1000, 100],
+            "id": 1,
+        },
+        "89a26f70a6637265617465a46e616d65a161a66e6279746573cd1000a664657669636501a46d6f6465cd0180a86d65746164617461c400a3677075c2a56f776e657292cd03e864a2696401",
+    ),
     "create on a GPU by its UUID": (
         {
             "op": "create",

@@ -71,6 +71,7 @@ class Generator:
                 {"op": "allocate", **memory},
                 {"op": "allocate", **memory},
                 {"op": "create", **named},
+                {"op": "create", **named, "owner": [choice([0, 1, 1 << 32]), 1]},
                 {"op": "publish", "region": self.region()},
                 {
                     "op": "publish",

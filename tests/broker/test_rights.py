@@ -452,6 +452,31 @@ class TestCheckpoint:
             assert [info.name for info in client.list(f"{name}/")] == [f"{name}/01234567/1"]
 
 
+class TestNewRegion:
+    @pytest.mark.parametrize("asker", ASKERS)
+    def test_of_another_user_is_made_by_root_and_the_brokers_user_alone(
+        self, broker: Broker, asker: str
+    ) -> None:
+        def make() -> list[Any]:
+            uid, gid, _ = ASKERS[asker]
+            with broker.client() as client:
+                fields = allocation("owned/region")
+                return [
+                    client.call("create", **fields, owner=[*owner]).get("error")
+                    for owner in ((uid, gid), (OWNER, gid), (uid, GROUP), (0, 0))
+                ]
+
+        expected = {
+            "owner": [None, None, None, "PermissionDenied"],
+            "root": [None] * 4,
+            "broker's user": [None] * 4,
+            "owner in another group": [None, None, "PermissionDenied", "PermissionDenied"],
+            "group": [None, "PermissionDenied", None, "PermissionDenied"],
+        }
+        refused = [None, *["PermissionDenied"] * 3]
+        assert as_user(asker, make) == expected.get(asker, refused)
+
+
 class TestRefusal:
     def test_tells_nothing_of_a_region_to_who_may_not_read_it(self, broker: Broker) -> None:
         def owner() -> None:

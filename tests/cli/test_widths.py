@@ -51,7 +51,19 @@ COMMANDS = [
     ["get", "models/weights/layer", os.devnull],
 ]
 #: Commands whose words are lines, which are never cut, and folded between words at most.
-IN_LINES = ("producer", "consumer", "serve", "watch", "put", "load", "seal", "rm", "help")
+IN_LINES = (
+    "producer",
+    "consumer",
+    "serve",
+    "watch",
+    "put",
+    "load",
+    "save",
+    "restore",
+    "seal",
+    "rm",
+    "help",
+)
 #: What shows more than lines.
 SHOWING = re.compile(r"\btable\(|output\.(text|show|live|width)\(|listing")
 #: What every measurement yields, in nanoseconds: as many digits as there are on slow machines.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gdrpy._core._mapping import alone, run
-from gdrpy.broker.client import arrays, calls, checkpoints, lookup, region_calls
+from gdrpy.broker.client import arrays, calls, checkpoints, lookup, region_calls, snapshots
 from gdrpy.broker.client.base import BrokerBase, reach
 from gdrpy.broker.client.connection import Lease, Parcels, R
 from gdrpy.broker.client.region import LeasedRegion
@@ -71,6 +71,8 @@ class Broker(BrokerBase[BrokerRegion]):
     load = blocking(arrays.load)
     load_checkpoint = blocking(checkpoints.load_checkpoint)
     tensors = blocking(checkpoints.tensors)
+    save = blocking(snapshots.save)
+    restore = blocking(snapshots.restore)
     list = blocking(lookup.list_regions)
     stat = blocking(lookup.stat)
     delete = blocking(calls.delete)

@@ -195,7 +195,7 @@ class Service:
         if found is None:
             if name is not None:
                 _check_name("allocate", name)
-            region = self._make("allocate", session, request)
+            region = self._make("allocate", session, request, None)
             if name is not None:
                 self.table.commit(records.Published(region.number, 1))
                 self.announce("allocated", region)
@@ -225,11 +225,24 @@ class Service:
     def _create(self, session: Session, request: requests.Create) -> Answer:
         if self._replaceable("create", session, request.name) is None:
             _check_name("create", request.name)
-        region = self._make("create", session, request)
+        who = session.identity
+        if request.owner not in (None, (who.uid, who.gid)) and not who.privileged:
+            raise errors.PermissionDenied(
+                errno.EPERM,
+                f"create: user {who.uid} may not make a region of another user or group: leave "
+                f"owner out; only root and the broker's user may",
+            )
+        region = self._make("create", session, request, request.owner)
         grant, fd = self._grant(session, region, True, request.gpu, request.id)
         return grant, [fd]
 
-    def _make(self, call: str, session: Session, request: requests.Allocate) -> RegionEntry:
+    def _make(
+        self,
+        call: str,
+        session: Session,
+        request: requests.Allocate,
+        owner: tuple[int, int] | None,
+    ) -> RegionEntry:
         """A new region, for which the caller must commit a lease or a name at once."""
         who, device = session.identity, self._number(call, request.device)
         self.quotas.require_device(call, device)
@@ -254,8 +267,7 @@ class Service:
             request.nbytes,
             size,
             device,
-            who.uid,
-            who.gid,
+            *(owner or (who.uid, who.gid)),
             request.mode,
             request.metadata,
             uuid=self.quotas.uuids.get(device, ""),

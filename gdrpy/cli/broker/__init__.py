@@ -61,9 +61,7 @@ def add_new_region(parser: CommandParser, *, replaces: bool = False) -> None:
 
     Where it may, also ``--seal``, and what is not given is None: see :func:`mode_and_seal`.
     """
-    about = "the GPU's UUID, PCI address or CUDA ordinal in the broker; or cpu for host memory"
-    device = functools.partial(options.device_name, or_cpu=True)
-    parser.option("--device", device, "N|UUID|PCI|cpu", about, "0")
+    add_device(parser, "0")
     about = "who may read and write it, like a file's mode"
     if replaces:
         about += " (default: that of your own region that it replaces, else 0600)"
@@ -74,6 +72,15 @@ def add_new_region(parser: CommandParser, *, replaces: bool = False) -> None:
         seals.add_argument("--seal", action="store_true", default=None, help=about)
         about = "leave it writable"
         seals.add_argument("--no-seal", action="store_false", dest="seal", help=about)
+
+
+def add_device(parser: CommandParser, default: str | None) -> None:
+    """``--device`` of the broker."""
+    about = "the GPU's UUID, PCI address or CUDA ordinal in the broker; or cpu for host memory"
+    if default is None:
+        about += " (default: that of each saved region)"
+    device = functools.partial(options.device_name, or_cpu=True)
+    parser.option("--device", device, "N|UUID|PCI|cpu", about, default)
 
 
 def readable(client: Broker, name: str) -> RegionInfo | None:

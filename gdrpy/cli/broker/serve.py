@@ -10,6 +10,7 @@ examples:
   nohup gdrpy serve > broker.log 2>&1 &              also after the terminal is closed
   gdrpy serve --group gpu --max-bytes-per-user 20G   for the processes of a group
   gdrpy serve --print-unit service                   for systemd
+  gdrpy serve --restore /backup/llama                with the regions of 'gdrpy save'
   gdrpy serve --json --socket /tmp/my.sock           for a script: one line when ready
 
 exit status:
@@ -28,6 +29,8 @@ import logging
 import math
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -36,6 +39,7 @@ from typing import Any
 
 from gdrpy.broker import place
 from gdrpy.broker import unix as _unix
+from gdrpy.broker.client.snapshots import read_snapshot
 from gdrpy.broker.server import daemon, store, systemd
 from gdrpy.broker.server.loop import Server
 from gdrpy.broker.server.metrics import Metrics
@@ -50,6 +54,8 @@ from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import approximate_size, counted, parse_size
 from gdrpy.errors import Error
+
+log = logging.getLogger(__name__)
 
 _LEVELS = ("debug", "info", "warning", "error")
 #: The journal's priorities for these levels. Source: sd-daemon(3).
@@ -87,6 +93,8 @@ def add_arguments(parser: CommandParser) -> None:
     )
     about = "seconds that the keeper process waits for the next broker, or inf"
     parser.option("--linger", _linger, "SECONDS", about, "3600")
+    about = "first restore what 'gdrpy save' saved there, except what has a region of its name"
+    parser.option("--restore", _snapshot, "FOLDER", about)
     about = "serve numbers for Prometheus at this address, by HTTP"
     parser.option("--metrics", _address, "HOST:PORT", about)
     parser.add_argument(
@@ -226,10 +234,25 @@ def _ready(
     """Clients can connect: start the metrics, and announce the broker."""
     metrics = _start_metrics(args.metrics, server) if args.metrics else None
     say = functools.partial(announcement.say, output, settings, state.recovered, metrics)
-    if state.recovered:  # its clients wait already, and must not wait for CUDA
+    if args.restore:
+        arguments = args.restore, settings.path, say
+        threading.Thread(target=_restore, args=arguments, daemon=True).start()
+    elif state.recovered:  # its clients wait already, and must not wait for CUDA
         threading.Thread(target=say, daemon=True).start()
     else:
         say()
+
+
+def _restore(folder: str, path: str, say: Callable[[], object]) -> None:
+    """Restore what is missing, by a process of its own; then announce the broker."""
+    words = ["restore", folder, "--missing", "--socket", path]
+    command = [sys.executable, "-m", "gdrpy", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        log.warning("--restore: %s", done.stderr.strip().removeprefix("error: restore: "))
+    else:
+        log.info(done.stdout.strip())
+    say()
 
 
 def _start_metrics(address: tuple[str, int], server: Server) -> Metrics:
@@ -274,6 +297,15 @@ def _group(text: str) -> int:
         return grp.getgrnam(text).gr_gid
     except KeyError:
         raise argparse.ArgumentTypeError(f"there is no group {text!r}") from None
+
+
+def _snapshot(text: str) -> str:
+    try:
+        read_snapshot(text)
+    except (ValueError, OSError) as error:
+        why = str(error).removeprefix("restore: ")
+        raise argparse.ArgumentTypeError(why) from None
+    return str(Path(text).absolute())
 
 
 def _linger(text: str) -> float:

@@ -129,6 +129,8 @@ def _command(args: argparse.Namespace) -> list[str]:
     if args.metrics is not None:
         host, port = args.metrics
         words += ["--metrics", f"[{host}]:{port}" if ":" in host else f"{host}:{port}"]
+    if args.restore is not None:
+        words += ["--restore", args.restore]
     if args.strict:
         words.append("--strict")
     return words

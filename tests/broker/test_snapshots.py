@@ -1,0 +1,227 @@
+"""Regions that are saved into a folder and restored from it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gdrpy
+from brokers import Broker
+from gdrpy import aio
+from gdrpy.broker.client import snapshots
+from support import open_descriptors
+
+ABOUT = {"format": "checkpoint", "id": "01234567"}
+
+
+@pytest.fixture
+def connected(broker: Broker) -> Iterator[gdrpy.Broker]:
+    """A client of the test's broker."""
+    with gdrpy.connect(broker.path, reconnect=0.1) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regions of some KiB have several pieces."""
+    monkeypatch.setattr(snapshots, "_PIECE", 4096)
+
+
+@pytest.fixture
+def filled(connected: gdrpy.Broker) -> gdrpy.Broker:
+    """A sealed array, tensors, a checkpoint, and host memory whose last piece is not whole."""
+    connected.put("array", np.arange(6, dtype=np.float32), seal=True).close()
+    connected.put_tensors("tensors", {"w": np.ones((40, 40))}, mode=0o640).close()
+    connected.put("host", np.arange(10_001, dtype=np.uint8), "cpu", metadata={"n": 1}).close()
+    file = {"checkpoint": "m"}
+    connected.put_tensors("m/01234567/f", {"v": np.zeros(3)}, metadata=file).close()
+    connected.put("m", np.frombuffer(b'["m/01234567/f"]', np.uint8), metadata=ABOUT).close()
+    return connected
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with nothing in it."""
+    made = tmp_path / "folder"
+    made.mkdir()
+    return made
+
+
+def content(client: gdrpy.Broker) -> dict[str, tuple[Any, ...]]:
+    """All about the regions but their numbers and versions."""
+    found = {}
+    for info in client.list():
+        told = client.stat(str(info.name))
+        with client.get(str(info.name), gpu=False, readonly=True) as region:
+            about = (told.nbytes, told.device, told.mode, told.uid, told.sealed, told.metadata)
+            found[str(info.name)] = (*about, region.read())
+    return found
+
+
+def restart(broker: Broker) -> None:
+    """Another broker, which has no regions."""
+    broker.stop()
+    broker.start()
+
+
+class TestSave:
+    def test_and_restore_bring_all_back_as_it_was(self, broker, filled, folder):
+        before = content(filled)
+        names = sorted(before)
+        assert filled.save(folder / "s") == names
+        restart(broker)
+        assert filled.list() == []
+        assert sorted(filled.restore(folder / "s")) == names
+        assert content(filled) == before
+        assert filled.tensors("m")["v"].read().tolist() == [0, 0, 0]
+
+    def test_of_names_takes_a_checkpoints_files_along(self, filled, folder):
+        assert filled.save(folder / "s", ["m", "host"]) == ["m/01234567/f", "m", "host"]
+
+    def test_tells_the_bytes_done_and_to_do(self, filled, folder):
+        told: list[tuple[int, int]] = []
+        filled.save(folder / "s", ["host"], progress=lambda *bytes_: told.append(bytes_))
+        assert len(told) == 3
+        assert told[-1] == (10_001, 10_001)
+
+    def test_writes_tensors_as_a_safetensors_file(self, filled, folder):
+        filled.save(folder / "s", ["tensors"])
+        found = gdrpy.safetensors.file_layout(folder / "s/00000.safetensors")
+        assert found.entries.keys() == {"w"}
+
+    def test_of_a_missing_name_or_into_a_folder_that_exists_makes_nothing(self, filled, folder):
+        with pytest.raises(gdrpy.NotFound, match="^save: there is no region of the name 'nope'"):
+            filled.save(folder / "s", ["host", "nope"])
+        with pytest.raises(TypeError, match=r"save: names must be several names, .*\['host'\]"):
+            filled.save(folder / "s", "host")
+        (folder / "there").mkdir()
+        with pytest.raises(FileExistsError, match="save: .*there exists: choose another folder"):
+            filled.save(folder / "there")
+        with pytest.raises(FileNotFoundError, match="save: cannot make .*nowhere/s"):
+            filled.save(folder / "nowhere/s")
+        assert [path.name for path in folder.iterdir()] == ["there"]
+
+    def test_that_fails_in_the_middle_leaves_nothing(self, filled, folder):
+        before = open_descriptors()
+
+        def fail(*_: int) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            filled.save(folder / "s", progress=fail)
+        assert list(folder.iterdir()) == []
+        assert open_descriptors() == before
+        assert filled.status()["leases"] == 0
+
+    def test_by_the_asyncio_client_is_the_same(self, broker, filled, folder):
+        async def save_and_restore() -> list[str]:
+            async with await aio.connect(broker.path) as client:
+                await client.save(folder / "s", ["host"])
+                await client.delete("host")
+                return await client.restore(folder / "s")
+
+        assert asyncio.run(save_and_restore()) == ["host"]
+
+
+@pytest.fixture
+def saved(filled: gdrpy.Broker, folder: Path) -> Path:
+    """A snapshot of all."""
+    filled.save(folder / "s")
+    return folder / "s"
+
+
+class TestRestore:
+    def test_replaces_regions_of_the_names(self, filled, saved):
+        with filled.get("host", gpu=False) as region:
+            region.write(b"changed")
+        assert filled.restore(saved, ["host"]) == ["host"]
+        with filled.get("host", gpu=False) as region:
+            assert (region.version, region.read(3)) == (2, bytes([0, 1, 2]))
+
+    def test_of_what_is_missing_leaves_the_others(self, filled, saved):
+        filled.delete("m")
+        assert filled.restore(saved, missing=True) == ["m/01234567/f", "m"]
+        assert filled.restore(saved, missing=True) == []
+        assert filled.stat("host").version == 1
+
+    def test_of_a_checkpoint_publishes_its_files_too(self, filled, saved):
+        filled.delete("m")
+        assert filled.restore(saved, ["m"]) == ["m/01234567/f", "m"]
+
+    def test_may_be_to_another_device(self, filled, saved):
+        filled.restore(saved, ["array", "tensors"], device="cpu")
+        assert [filled.stat(name).device for name in ("array", "tensors")] == ["cpu", "cpu"]
+        assert filled.tensors("tensors")["w"].read().all()
+
+    def test_finds_the_gpu_by_its_uuid_else_by_its_number(self, filled, saved):
+        index = json.loads((saved / "snapshot.json").read_text())
+        for one, (uuid, device) in zip(
+            index["regions"],
+            [(index["regions"][0]["uuid"], 7), ("GPU-" + "0" * 36, 0)],
+            strict=False,
+        ):
+            one["uuid"], one["device"] = uuid, device
+        (saved / "snapshot.json").write_text(json.dumps(index))
+        names = [one["name"] for one in index["regions"][:2]]
+        assert filled.restore(saved, names) == names
+        assert [filled.stat(name).device for name in names] == [0, 0]
+
+    def test_of_a_changed_file_publishes_nothing(self, filled, saved):
+        before = content(filled)
+        with (saved / "00001.bin").open("r+b") as file:
+            file.seek(5000)
+            file.write(b"\xff\xff")
+        with pytest.raises(ValueError, match="restore: .*00001.bin has changed since 'host' was"):
+            filled.restore(saved)
+        os.truncate(saved / "00001.bin", 10_000)
+        with pytest.raises(ValueError, match="00001.bin has 10000 bytes, and 'host' had 10001"):
+            filled.restore(saved)
+        assert content(filled) == before
+        assert filled.status()["regions"] == len(before)
+
+    def test_of_a_name_that_was_not_saved_suggests_one(self, filled, saved):
+        why = "restore: there is no region 'hots' in .*: did you mean 'host'"
+        with pytest.raises(gdrpy.NotFound, match=why):
+            filled.restore(saved, ["hots"])
+
+    @pytest.mark.parametrize(
+        ("change", "why"),
+        [
+            (lambda index: index.update(format="zip"), "does not describe a snapshot"),
+            (lambda index: index.update(version=2), "does not describe a snapshot"),
+            (lambda index: index.update(piece=0), "does not describe region"),
+            (lambda index: index["regions"][0].pop("mode"), "does not describe a snapshot"),
+            (lambda index: index["regions"][0].update(file="../x"), "does not describe region"),
+            (lambda index: index["regions"][0].update(file=".."), "does not describe region"),
+            (lambda index: index["regions"][0].update(nbytes=0), "does not describe region"),
+            (lambda index: index["regions"][0]["sha256"].clear(), "does not describe region"),
+            (lambda index: index["regions"][0].update(name=""), "name must be 1 to 255 bytes"),
+            (lambda index: index["regions"][0].update(mode=0o777), "mode"),
+        ],
+    )
+    def test_of_another_description_is_refused(self, filled, saved, change, why):
+        index = json.loads((saved / "snapshot.json").read_text())
+        change(index)
+        (saved / "snapshot.json").write_text(json.dumps(index))
+        with pytest.raises((ValueError, gdrpy.InvalidRequest), match=why):
+            filled.restore(saved)
+        assert filled.stat("array").version == 1
+
+    def test_of_a_folder_without_a_snapshot_is_refused(self, filled, folder):
+        with pytest.raises(ValueError, match="restore: .* holds no snapshot: it has no snapshot"):
+            filled.restore(folder)
+
+    def test_gives_regions_to_their_owners(self, filled, saved):
+        index = json.loads((saved / "snapshot.json").read_text())
+        for one in index["regions"]:
+            one["uid"], one["gid"] = 1234, 5678
+        (saved / "snapshot.json").write_text(json.dumps(index))
+        filled.restore(saved)
+        assert {(info.uid, info.gid) for info in filled.list()} == {(1234, 5678)}

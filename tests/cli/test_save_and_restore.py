@@ -1,0 +1,111 @@
+"""``gdrpy save``, ``gdrpy restore``, and ``gdrpy serve --restore``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import gdrpy
+from gdrpy.cli import main
+from serving import DATA
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    """Where a snapshot goes."""
+    return str(tmp_path / "snapshot")
+
+
+class TestSave:
+    def test_and_restore_bring_regions_back(self, put, json_of, folder):
+        put("table")
+        put("other")
+        status, said = json_of("save", folder, "table")
+        assert (status, said["regions"], said["nbytes"]) == (0, ["table"], len(DATA))
+        json_of("rm", "table", "other")
+        status, said = json_of("restore", folder)
+        assert (status, said["regions"], said["nbytes"]) == (0, ["table"], len(DATA))
+        with gdrpy.connect() as client, client.get("table", gpu=False) as region:
+            assert region.read() == DATA
+
+    def test_says_what_it_did(self, put, capsys, folder):
+        put("table")
+        capsys.readouterr()
+        assert main(["save", folder]) == main(["restore", folder]) == 0
+        saved, restored = capsys.readouterr().out.splitlines()
+        assert saved.startswith("saved 1 region of 10.0 KiB in ")
+        assert saved.endswith(f"/s) in {folder}")
+        assert restored.startswith("restored 1 region of 10.0 KiB in ")
+        assert main(["restore", folder, "--missing"]) == 0
+        assert capsys.readouterr().out == f"restored 0 regions from {folder}\n"
+
+    def test_into_a_folder_that_exists_or_cannot_be_made_fails(self, put, capsys, tmp_path):
+        put("table")
+        capsys.readouterr()
+        assert main(["save", str(tmp_path)]) == 1
+        why = f"error: save: {tmp_path} exists: choose another folder, or delete it\n"
+        assert capsys.readouterr().err == why
+        nowhere = tmp_path / "nowhere/snapshot"
+        assert main(["save", str(nowhere)]) == 1
+        why = f"error: save: cannot make {nowhere}: No such file or directory\n"
+        assert capsys.readouterr().err == why
+
+    def test_of_a_missing_region_names_a_near_one(self, put, capsys, folder):
+        put("table")
+        capsys.readouterr()
+        assert main(["save", folder, "tabel"]) == 1
+        why = "error: save: there is no region of the name 'tabel': did you mean 'table'?\n"
+        assert capsys.readouterr().err == why
+
+
+class TestRestore:
+    def test_to_another_device(self, put, json_of, folder):
+        put("table")
+        assert json_of("save", folder)[0] == 0
+        assert json_of("restore", folder, "--device", "cpu")[0] == 0
+        assert json_of("stat", "table")[1]["device"] == "cpu"
+
+    def test_of_no_snapshot_or_a_changed_one_fails(self, put, capsys, folder, tmp_path):
+        put("table")
+        assert main(["save", folder]) == 0
+        capsys.readouterr()
+        assert main(["restore", str(tmp_path)]) == 1
+        assert "holds no snapshot: it has no snapshot.json" in capsys.readouterr().err
+        file = Path(folder, "00000.bin")
+        file.write_bytes(b"x" + file.read_bytes()[1:])
+        assert main(["restore", folder]) == 1
+        why = f"restore: {file} has changed since 'table' was saved: copy the snapshot again"
+        assert capsys.readouterr().err == f"error: {why}\n"
+
+
+class TestServe:
+    def test_restores_what_is_missing_before_it_says_that_it_serves(
+        self, put, start_serving, folder
+    ):
+        put("table")
+        assert main(["save", folder]) == 0
+        served = start_serving("--restore", folder)
+        for version in (1, 2):
+            with gdrpy.connect(served.socket) as client:
+                assert [info.version for info in client.list()] == [version]
+                client.put("table", b"newer", "cpu").close()
+            served.restart()
+        said = [line.partition(" in ")[0][9:] for line in served.log.splitlines() if "INFO" in line]
+        assert said[0] == "INFO restored 1 region of 10.0 KiB"
+        assert f"INFO restored 0 regions from {folder}" in served.log
+
+    def test_that_cannot_restore_says_why_and_serves_on(self, put, start_serving, folder):
+        put("table")
+        assert main(["save", folder]) == 0
+        Path(folder, "00000.bin").unlink()
+        served = start_serving("--restore", folder)
+        with gdrpy.connect(served.socket) as client:
+            assert client.list() == []
+        assert "WARNING --restore: cannot read " in served.log
+
+    def test_refuses_a_folder_without_a_snapshot(self, capsys, tmp_path):
+        with pytest.raises(SystemExit) as ended:
+            main(["serve", "--restore", str(tmp_path)])
+        assert ended.value.code == 2
+        assert f"--restore: {tmp_path} holds no snapshot" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from gdrpy.arrays.copied import Copied
 from gdrpy.arrays.elements import elements_of
 from gdrpy.arrays.interop import DeviceArray
 from gdrpy.common import dlpack
-from gdrpy.common.arguments import as_int, as_range
+from gdrpy.common.arguments import as_int, as_range, is_of
 from gdrpy.common.dlpack import CUDA, HOST, View
 from gdrpy.common.dtypes import as_dtype
 from gdrpy.common.resource import Closing, Hold
@@ -137,7 +137,12 @@ class Array(Closing, _mapping.Buffer):
         return float(self._element("float"))
 
     def __index__(self) -> int:
+        if self.shape:  # or bytes(array) would be as many zeros as the element says
+            raise TypeError(f"index: an Array of shape {self.shape} is not one element: index it")
         return index(self._element("index"))
+
+    def __bytes__(self) -> bytes:
+        return self.read().tobytes()
 
     def item(self) -> Any:
         """The only element, copied to the host, as a Python number.
@@ -187,7 +192,7 @@ class Array(Closing, _mapping.Buffer):
         as 300 or 1.5 in U8. Floating-point types round it.
         """
         part = self[index]
-        if isinstance(value, Real):
+        if isinstance(value, Real) or is_of(value, "numpy", "bool_"):
             import numpy as np
 
             value = np.broadcast_to(self._kind.element("Array[...]", value), part.shape)

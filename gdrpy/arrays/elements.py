@@ -63,6 +63,9 @@ def elements_of(call: str, array: Any) -> Elements:
     plain = np.asarray(memoryview(array) if isinstance(array, bytes) and not given else array)
     if plain.dtype.kind == "U" and not given:
         raise TypeError(f"{call}: elements that are text must be encoded first: {array!r:.80}")
+    if plain.dtype.hasobject and not given:
+        kind = type(array).__name__
+        raise TypeError(f"{call}: this {kind} is no array of numbers: {array!r:.80}")
     return Elements(plain.dtype, plain.shape, plain)
 
 

@@ -112,7 +112,7 @@ def shards(folder: str | os.PathLike[str]) -> dict[str, Layout]:
 
 def _only(call: str, folder: str | os.PathLike[str], ending: str, preferred: str) -> str | None:
     """The preferred file of the folder, or the only one with this ending; None without any."""
-    with named(_CALL, folder, _REMEDIES):
+    with named(f"{_CALL}: cannot read", folder, _REMEDIES):
         found = sorted(name for name in os.listdir(folder or os.curdir) if name.endswith(ending))
     if preferred in found:
         return preferred
@@ -131,7 +131,7 @@ def _weight_map(call: str, folder: str | os.PathLike[str], index: str) -> dict[s
 
     try:
         path = os.path.join(folder, index)
-        with named(_CALL, path, _REMEDIES), open(path, "rb") as file:
+        with named(f"{_CALL}: cannot read", path, _REMEDIES), open(path, "rb") as file:
             text = file.read()
         found = json.loads(text)
         files = found["weight_map"]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from io import FileIO
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 BLOCK = 4096
 #: A file is taken to be in the kernel's cache if so many of its bytes are, at random places.
 _PROBES = 16
+_TOO_MANY = {errno.EMFILE: ": close some files, or raise the limit (ulimit -n)"}
 #: No remedies for errors.
 NONE: Mapping[int, str] = {}
 
@@ -30,8 +33,8 @@ class Source:
         self, call: str, path: str | os.PathLike[str], remedies: Mapping[int, str] = NONE
     ) -> None:
         self._call, self._path = call, os.fspath(path)
-        with named(call, self._path, remedies):
-            self._file = open(self._path, "rb", buffering=0)  # noqa: SIM115
+        with named(f"{call}: cannot read", self._path, remedies):
+            self._file = regular(self._path)
         self._state = self._found_state()
 
     def __enter__(self) -> Self:
@@ -97,17 +100,32 @@ class Source:
         )
 
 
+def regular(path: str) -> FileIO:
+    """A file open for reading. Raises OSError for a pipe, a device or a folder, too."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            is_folder = stat.S_ISDIR(os.fstat(fd).st_mode)
+            number = errno.EISDIR if is_folder else errno.EINVAL
+            why = os.strerror(number) if is_folder else "not a regular file"
+            raise OSError(number, why, path)
+        return open(fd, "rb", buffering=0)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
 @contextmanager
-def named(call: str, path: str | os.PathLike[str], remedies: Mapping[int, str]) -> Iterator[None]:
-    """Have an OSError name the call and the path, and the remedy where one is known."""
+def named(what: str, path: str | os.PathLike[str], remedies: Mapping[int, str]) -> Iterator[None]:
+    """Have an OSError name what cannot be done, the path, and the remedy where one is known."""
     try:
         yield
     except OSError as error:
-        remedy = remedies.get(error.errno or 0, "")
+        remedy = remedies.get(error.errno or 0, _TOO_MANY.get(error.errno or 0, ""))
         if error.errno == errno.ENOENT and not os.path.isabs(path):
             with suppress(OSError):  # that folder may be gone
                 remedy = f": the current folder is {os.getcwd()}"
-        why = f"{call}: cannot read {os.fspath(path)}: {error.strerror}{remedy}"
+        why = f"{what} {os.fspath(path)}: {error.strerror}{remedy}"
         found = OSError(error.errno, why)
         found.filename = error.filename
         raise found from None

@@ -86,10 +86,14 @@ class RoundedSize(Request, tag="rounded_size"):
 
 
 class Publish(Request, tag="publish"):
-    """A draft, and others in the same step."""
+    """A draft, and others in the same step.
+
+    With ``missing`` those stay drafts whose names refer to a region.
+    """
 
     region: Number
     others: Others = []
+    missing: bool = False
 
 
 class Get(Request, tag="get", kw_only=True):

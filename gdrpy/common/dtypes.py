@@ -60,7 +60,11 @@ class DType(NamedTuple):
                 return element
         except (ValueError, OverflowError):
             pass
-        raise ValueError(f"{call}: {self.name} does not hold {number!r:.40}")
+        try:
+            words = f"{number!r:.40}"
+        except ValueError:  # Python writes no more than 4300 digits
+            words = "so large a number"
+        raise ValueError(f"{call}: {self.name} does not hold {words}")
 
 
 def _class_of(number: Any) -> tuple[bool, bool]:

@@ -256,8 +256,18 @@ class TestNumber:
         lengths[:] = 3
         assert range(4)[lengths[0]] == 3
         assert np.zeros(lengths[0]).shape == (3,)
+        with pytest.raises(TypeError, match="index it"):
+            range(4)[lengths[:1]]
         with pytest.raises(TypeError, match="float"):
             range(4)[region.array((), "F32")]
+
+    @pytest.mark.parametrize("shape", [(), (1,), (1, 1), (2,)])
+    def test_bytes_are_the_elements(self, region, shape):
+        array = region.array(shape, "I32")
+        array[...] = 7
+        assert bytes(array) == array.read().tobytes()
+        if shape:
+            assert bytearray(array) == array.read().tobytes()
 
     @pytest.mark.parametrize("convert", [int, float, bool])
     @pytest.mark.parametrize("shape", [(2,), (0,), (1, 2)])

@@ -309,7 +309,7 @@ class TestLoad:
             else:
                 os.utime(path, (0, 0))
 
-        with pytest.raises(ValueError, match="large was changed while it was read: load"):
+        with pytest.raises(ValueError, match="large was changed while it was read: read it again"):
             images.load(path, region, change)
         with pytest.raises(ValueError, match="not in this format"):
             images.tensors(region)

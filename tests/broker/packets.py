@@ -73,6 +73,7 @@ class Generator:
                 {"op": "create", **named},
                 {"op": "create", **named, "owner": [choice([0, 1, 1 << 32]), 1]},
                 {"op": "publish", "region": self.region()},
+                {"op": "publish", "region": self.region(), "missing": flag},
                 {
                     "op": "publish",
                     "region": self.region(),

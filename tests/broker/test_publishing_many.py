@@ -82,6 +82,12 @@ class TestPublishMany:
         for draft in others:
             draft.close()
 
+    def test_of_what_is_missing_leaves_the_others_drafts(self, connected, drafts):
+        assert connected.publish_many(drafts, missing=True) == [1, 0, 1, 1]
+        assert contents(connected)["layer/1"] == b"old"
+        assert [draft.version for draft in drafts] == [1, 0, 1, 1]
+        assert connected.publish_many(drafts[1:2]) == [2]
+
     def test_tells_watchers_of_the_most_and_of_what_they_replace(self, broker, connected):
         with gdrpy.connect(broker.path) as other, other.watch(timeout=30) as watch:
             for version in (1, 2):

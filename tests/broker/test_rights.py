@@ -20,6 +20,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np  # here, for other users may not be able to read it
 import pytest
 
 import gdrpy
@@ -475,6 +476,27 @@ class TestNewRegion:
         }
         refused = [None, *["PermissionDenied"] * 3]
         assert as_user(asker, make) == expected.get(asker, refused)
+
+
+class TestSnapshot:
+    def test_of_read_only_regions_is_restored_by_their_owner(
+        self, broker: Broker, tmp_path: Path
+    ) -> None:
+        tmp_path.chmod(0o777)
+        for parent in tmp_path.parents[:2]:
+            parent.chmod(0o755)
+
+        def save_and_restore() -> list[tuple[Any, ...]]:
+            with gdrpy.connect(broker.path) as client:
+                client.put("mine/a", np.arange(3), "cpu", mode=0o440, seal=True).close()
+                client.save(tmp_path / "s", ["mine/a"])
+                told = client.stat("mine/a")
+                client.chmod("mine/a", 0o640)
+                client.delete("mine/a")
+                client.restore(tmp_path / "s")
+                return [(one.mode, one.uid, one.sealed) for one in (told, client.stat("mine/a"))]
+
+        assert as_user("owner", save_and_restore) == [(0o440, OWNER, True)] * 2
 
 
 class TestRefusal:

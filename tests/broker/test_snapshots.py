@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import pytest
 import gdrpy
 from brokers import Broker
 from gdrpy import aio
-from gdrpy.broker.client import snapshots
+from gdrpy.broker.client import calls, snapshots
 from support import open_descriptors
 
 ABOUT = {"format": "checkpoint", "id": "01234567"}
@@ -120,6 +121,57 @@ class TestSave:
         assert open_descriptors() == before
         assert filled.status()["leases"] == 0
 
+    def test_saves_what_it_found_though_all_is_replaced_or_deleted_meanwhile(self, filled, folder):
+        before = content(filled)
+
+        def change(*_: int) -> None:
+            if filled.list("array"):
+                filled.delete("array")
+                filled.delete("m")
+                filled.put("host", b"newer", "cpu").close()
+
+        told: list[tuple[int, int]] = []
+        filled.save(folder / "s", progress=lambda *pair: [change(), told.append(pair)])
+        assert told[-1][0] == told[-1][1]
+        filled.restore(folder / "s")
+        assert content(filled) == before
+
+    def test_looks_again_if_a_name_means_another_region_than_a_moment_ago(
+        self, filled, folder, monkeypatch
+    ):
+        ask, replaced = calls._granted_many, []
+
+        async def later(*arguments: Any) -> Any:
+            if not replaced:
+                replaced.append(filled.put("host", b"newer", "cpu").close())
+            return await ask(*arguments)
+
+        monkeypatch.setattr(calls, "_granted_many", later)
+        filled.save(folder / "s", ["host"])
+        filled.restore(folder / "s")
+        assert filled.get("host", gpu=False).read() == b"newer"
+
+    def test_of_a_checkpoint_without_one_of_its_files_is_refused(self, filled, folder):
+        filled.get("m/01234567/f", gpu=False).delete()
+        why = "^save: there is no region of the name 'm/01234567/f'"
+        with pytest.raises(gdrpy.NotFound, match=why):
+            filled.save(folder / "s", ["m"])
+
+    def test_that_finds_no_room_names_the_remedy(self, filled, folder, monkeypatch):
+        def full(*_: Any) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(os, "pwrite", full)
+        why = r"save: cannot write .*s\.partial-.*: No space left on device: make room, or choose"
+        with pytest.raises(OSError, match=why):
+            filled.save(folder / "s")
+        assert list(folder.iterdir()) == []
+
+    def test_files_are_their_owners_alone(self, filled, folder):
+        filled.save(folder / "s")
+        modes = {path.stat().st_mode & 0o777 for path in (folder / "s").iterdir()}
+        assert modes == {0o600}
+
     def test_by_the_asyncio_client_is_the_same(self, broker, filled, folder):
         async def save_and_restore() -> list[str]:
             async with await aio.connect(broker.path) as client:
@@ -150,6 +202,47 @@ class TestRestore:
         assert filled.restore(saved, missing=True) == ["m/01234567/f", "m"]
         assert filled.restore(saved, missing=True) == []
         assert filled.stat("host").version == 1
+
+    def test_of_what_is_missing_leaves_what_is_published_meanwhile(self, filled, saved):
+        filled.delete("host")
+        filled.delete("m")
+
+        def publish(*_: int) -> None:
+            if not filled.list("host"):
+                filled.put("host", b"newer", "cpu").close()
+                filled.put("m", b"newer", "cpu").close()
+
+        assert filled.restore(saved, missing=True, progress=publish) == []
+        assert filled.get("host", gpu=False).read() == b"newer"
+        assert [str(info.name) for info in filled.list("m")] == ["m"]
+
+    def test_of_what_is_missing_leaves_the_files_of_a_replaced_checkpoint_away(self, filled, saved):
+        filled.put("m", b"newer", "cpu").close()
+        assert filled.restore(saved, missing=True) == []
+        assert [str(info.name) for info in filled.list("m")] == ["m"]
+
+    @pytest.mark.parametrize("mode", [0o440, 0o004, 0])
+    @pytest.mark.parametrize("seal", [False, True])
+    def test_gives_what_is_read_only_its_mode_again(self, filled, folder, mode, seal):
+        filled.put("a", b"x", "cpu", mode=mode, seal=seal).close()
+        filled.save(folder / "s", ["a"])
+        filled.delete("a")
+        filled.restore(folder / "s")
+        assert (filled.stat("a").mode, filled.stat("a").sealed) == (mode, seal)
+
+    @pytest.mark.parametrize("what", ["pipe", "folder", "device"])
+    @pytest.mark.parametrize("name", ["snapshot.json", "00001.bin"])
+    def test_of_what_is_not_a_file_is_refused(self, filled, saved, name, what):
+        (saved / name).unlink()
+        if what == "pipe":
+            os.mkfifo(saved / name)
+        elif what == "folder":
+            (saved / name).mkdir()
+        else:
+            (saved / name).symlink_to("/dev/zero")
+        why = f"restore: cannot read .*{name}: (not a regular file|Is a directory)"
+        with pytest.raises(OSError, match=why):
+            filled.restore(saved)
 
     def test_of_a_checkpoint_publishes_its_files_too(self, filled, saved):
         filled.delete("m")
@@ -196,14 +289,20 @@ class TestRestore:
         [
             (lambda index: index.update(format="zip"), "does not describe a snapshot"),
             (lambda index: index.update(version=2), "does not describe a snapshot"),
-            (lambda index: index.update(piece=0), "does not describe region"),
+            (lambda index: index.update(piece=0), "does not describe a snapshot"),
+            (lambda index: index.update(piece=1 << 40), "does not describe a snapshot"),
             (lambda index: index["regions"][0].pop("mode"), "does not describe a snapshot"),
-            (lambda index: index["regions"][0].update(file="../x"), "does not describe region"),
-            (lambda index: index["regions"][0].update(file=".."), "does not describe region"),
-            (lambda index: index["regions"][0].update(nbytes=0), "does not describe region"),
+            (lambda index: index["regions"][0].update(file="../x"), "does not describe a snap"),
+            (lambda index: index["regions"][0].update(file=".."), "does not describe a snapshot"),
+            (lambda index: index["regions"][0].update(nbytes=0), "does not describe a snapshot"),
+            (lambda index: index["regions"][0].update(nbytes=1 << 63), "does not describe a snap"),
+            (lambda index: index["regions"][0].update(nbytes=1 << 60), "does not describe region"),
+            (lambda index: index["regions"][0].update(uid=10**30), "does not describe a snapshot"),
+            (lambda index: index["regions"][0].update(device=-2), "does not describe a snapshot"),
+            (lambda index: index["regions"][0].update(metadata="A" * 8000), "describe region"),
             (lambda index: index["regions"][0]["sha256"].clear(), "does not describe region"),
             (lambda index: index["regions"][0].update(name=""), "name must be 1 to 255 bytes"),
-            (lambda index: index["regions"][0].update(mode=0o777), "mode"),
+            (lambda index: index["regions"][0].update(mode=0o777), "does not describe a snap"),
         ],
     )
     def test_of_another_description_is_refused(self, filled, saved, change, why):

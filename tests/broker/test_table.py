@@ -5,16 +5,22 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgpack import packb
 
+from gdrpy.broker import requests
 from gdrpy.broker.server import records
 from gdrpy.broker.server.compaction import Compaction
 from gdrpy.broker.server.journal import Journal
+from gdrpy.broker.server.quotas import Quotas
+from gdrpy.broker.server.rights import Identity
+from gdrpy.broker.server.service import Service
 from gdrpy.broker.server.table import RegionEntry, Table
 
 
@@ -267,7 +273,7 @@ def change(table: Table, chance: random.Random) -> None:
         table.commit(records.Began(table.number(), 100, 7, 1, 1, []))
     elif region is None or what < 4:
         number = table.number()
-        name = chance.choice(["a", "b", None])
+        name = chance.choice(["a", "b", "c", "d", None])
         table.commit(records.Made(number, name, 1, 4096, -1, 1, 1, 0o600, b""))
         if name is not None and name not in table.names:
             table.commit(records.Published(number, 1))
@@ -279,14 +285,50 @@ def change(table: Table, chance: random.Random) -> None:
     elif what == 6 and region.leases:
         table.release(table.sessions[chance.choice(list(region.leases))], region)
     elif what == 7 and region.linked:
-        table.commit(records.Unlinked(region.number))
+        table.commit(records.Unlinked(region.number, others(table, {region.name}, chance)))
     elif what == 8 and region.draft:
         drafts = {one.name: one.number for one in regions if one.draft and one.name != region.name}
-        table.commit(records.Published(region.number, 2, [(one, 2) for one in drafts.values()]))
+        unlinked = others(table, {region.name, *drafts}, chance)
+        more = [(one, 2) for one in drafts.values()]
+        table.commit(records.Published(region.number, 2, more, unlinked))
     elif what == 9 and not region.sealed:
         table.commit(records.SealedNow(region.number, ("other life", 5)))
         table.commit(records.Digested(region.number, "ab" * 32))
         table.commit(records.Changed(region.number, 0o640, b"new"))
+
+
+def others(table: Table, names: set[str | None], chance: random.Random) -> list[int]:
+    """Some of the regions that have another name."""
+    there = [one.number for name, one in table.names.items() if name not in names]
+    return [number for number in there if chance.random() < 0.5]
+
+
+class TestDeletionInTurns:
+    def test_leaves_the_files_of_an_index_that_was_published_meanwhile(self) -> None:
+        table = Table(lambda record: None, lambda region: None)
+        service = Service(SimpleNamespace(table=table, freed=False), Quotas(), "test", False)
+        who = Identity(1, 2, 0, 0, frozenset())
+        session, _ = service.begin(who, requests.Hello(1, "test", id=1))
+
+        def publish(count: int) -> None:
+            made = []
+            index = packb({"format": "checkpoint", "id": "01234567"})
+            file = packb({"checkpoint": "m"})
+            for number in range(count):
+                made.append((table.number(), 1))
+                name = f"m/01234567/{number:04}"
+                table.commit(records.Made(made[-1][0], name, 1, 1, -1, 0, 0, 0o600, file))
+            number = table.number()
+            table.commit(records.Made(number, "m", 1, 1, -1, 0, 0, 0o600, index))
+            table.commit(records.Published(number, 1, made))
+
+        publish(600)
+        work = service.calls()[requests.Delete](session, requests.Delete("m", id=2))
+        assert len(table.names) == 600 - 256
+        assert next(work) is None
+        publish(300)
+        assert [answer for answer in work if answer] != []
+        assert {f"m/01234567/{number:04}" for number in range(300)} | {"m"} <= table.names.keys()
 
 
 class TestCompaction:

@@ -104,8 +104,6 @@ class TestServe:
             assert client.list() == []
         assert "WARNING --restore: cannot read " in served.log
 
-    def test_refuses_a_folder_without_a_snapshot(self, capsys, tmp_path):
-        with pytest.raises(SystemExit) as ended:
-            main(["serve", "--restore", str(tmp_path)])
-        assert ended.value.code == 2
-        assert f"--restore: {tmp_path} holds no snapshot" in capsys.readouterr().err
+    def test_without_a_snapshot_says_so_and_serves(self, start_serving, tmp_path):
+        served = start_serving("--restore", str(tmp_path))
+        assert f"WARNING --restore: {tmp_path} holds no snapshot" in served.log

@@ -232,8 +232,14 @@ async def attach(
     return await _granted(client, request, cpu)
 
 
-async def publish_many(client: BrokerBase[R], drafts: Iterable[R]) -> list[int]:
+async def publish_many(
+    client: BrokerBase[R], drafts: Iterable[R], *, missing: bool = False
+) -> list[int]:
     """Publish drafts under their names in one step; returns their versions, from 1 on.
+
+    Args:
+        drafts: The drafts.
+        missing: Whether those stay drafts, of version 0, whose names refer to a region.
 
     Other processes find all of them or none, also if the broker is killed meanwhile. Up to 256
     drafts of this connection, each of another name. Raises as the drafts' ``publish()``.
@@ -249,7 +255,7 @@ async def publish_many(client: BrokerBase[R], drafts: Iterable[R]) -> list[int]:
     if not regions:
         return []
     first, *others = [region.id for region in regions]
-    request = requests.Publish(first, others, id=0)
+    request = requests.Publish(first, others, bool(missing), id=0)
     leases = [region._lease for region in regions]
     reply, _ = await client._ask(request, replies.Published, leases)
     versions = [reply.version, *reply.others]

@@ -5,28 +5,41 @@ The folder has a file for each region, with its bytes, and ``snapshot.json``, wh
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import time
 from collections.abc import Callable, Generator, Iterable
-from contextlib import closing
-from typing import Any, Literal, TypeVar
+from contextlib import closing, suppress
+from io import BufferedWriter, FileIO
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
+from msgspec import Meta
 
-from gdrpy.arrays.source import BLOCK, Source
+from gdrpy.arrays.source import BLOCK, Source, named, regular
 from gdrpy.broker import requests
-from gdrpy.broker.checkpoint import places_of
+from gdrpy.broker.checkpoint import file_of, is_checkpoint, places_of
 from gdrpy.broker.client import calls, lookup, region_calls
 from gdrpy.broker.client.arguments import as_device, as_name
 from gdrpy.broker.client.base import BrokerBase
+from gdrpy.broker.client.checkpoints import listed
+from gdrpy.broker.client.connection import Parcels
 from gdrpy.broker.client.region import LeasedRegion
-from gdrpy.broker.protocol import CPU_DEVICE, METADATA_LIMIT, PUBLISH_LIMIT, UNDECODABLE
-from gdrpy.broker.replies import RegionInfo
+from gdrpy.broker.protocol import (
+    CPU_DEVICE,
+    DEVICE_LIMIT,
+    METADATA_LIMIT,
+    PUBLISH_LIMIT,
+    UNDECODABLE,
+    Bytes,
+    Number,
+)
+from gdrpy.broker.replies import Grant, RegionInfo
 from gdrpy.common import spelling
 from gdrpy.common.arguments import as_path
 from gdrpy.common.workers import by_threads
-from gdrpy.errors import NotFound, PermissionDenied
+from gdrpy.errors import Gone, NotFound, PermissionDenied
 
 R = TypeVar("R", bound=LeasedRegion)
 
@@ -34,6 +47,14 @@ R = TypeVar("R", bound=LeasedRegion)
 _INDEX = "snapshot.json"
 #: Bytes that have a digest of their own.
 _PIECE = 16 << 20
+#: The largest description: of millions of pieces.
+_INDEX_LIMIT = 256 << 20
+#: Looks for regions that do not change between a look and the grants.
+_TRIES = 20
+_REMEDIES = {
+    errno.ENOSPC: ": make room, or choose a folder on another disk",
+    errno.EMFILE: ": close some files, or raise the limit (ulimit -n)",
+}
 #: Threads that copy: each hashes 1 to 2 GB/s.
 _THREADS = 8
 
@@ -44,13 +65,13 @@ class Saved(msgspec.Struct):
     """A region of a snapshot. ``sha256`` has a digest of each piece of its bytes."""
 
     name: str
-    file: str
-    nbytes: int
+    file: Annotated[str, Meta(pattern=r"^[0-9]{5,9}\.(bin|safetensors)$")]
+    nbytes: Bytes
     uuid: str | None
-    device: int | str
-    mode: int
-    uid: int
-    gid: int
+    device: Annotated[int, Meta(ge=0, lt=DEVICE_LIMIT)] | Literal["cpu"]
+    mode: Annotated[int, Meta(ge=0, le=0o666)]
+    uid: Number
+    gid: Number
     sealed: bool
     metadata: bytes
     sha256: list[str]
@@ -60,7 +81,7 @@ class Snapshot(msgspec.Struct):
     """What is in a snapshot's folder. ``piece`` is the size of the pieces with digests."""
 
     regions: list[Saved]
-    piece: int
+    piece: Annotated[int, Meta(ge=BLOCK, le=1 << 30, multiple_of=BLOCK)]
     format: Literal["gdrpy snapshot"] = "gdrpy snapshot"
     version: Literal[1] = 1
 
@@ -81,64 +102,95 @@ async def save(
         progress: Called with the bytes done and the total.
 
     Each region is saved with its metadata, permissions, owner and seal, as it is while it is
-    copied: seal it, or have its writers wait. The folder appears when it is whole. A process that
-    is killed meanwhile leaves a folder ``FOLDER.partial-...``.
+    copied: seal it, or have its writers wait. Regions that are replaced or deleted meanwhile are
+    saved as they were. The folder appears when it is whole. A process that is killed meanwhile
+    leaves a folder ``FOLDER.partial-...``.
 
-    Raises FileExistsError, NotFound, PermissionDenied, OSError.
+    Raises FileExistsError, NotFound, PermissionDenied (also for a file of a checkpoint), OSError.
     """
     path = as_path("save", "folder", folder)
-    infos = await _to_save(client, names)
+    if not path:
+        raise ValueError("save: folder must be a path, not ''")
     if os.path.lexists(path):
         raise FileExistsError(f"save: {path} exists: choose another folder, or delete it")
-    partial = f"{path.rstrip('/')}.partial-{os.getpid()}-{time.monotonic_ns()}"
+    infos, grants, parcels = await _leased(client, names)
+    process, partial = (
+        os.getpid(),
+        f"{path.rstrip('/')}.partial-{os.getpid()}-{time.monotonic_ns()}",
+    )
     try:
-        os.mkdir(partial, 0o700)
-    except OSError as error:
-        raise OSError(error.errno, f"save: cannot make {path}: {error.strerror}") from None
-    try:
+        with named("save: cannot make", path, _REMEDIES):
+            os.mkdir(partial, 0o700)
         saved = []
-        done, total = 0, sum(info.nbytes for info in infos)
-        for number, info in enumerate(infos):
-            region = await calls.get(client, str(info.name), gpu=False, readonly=True)
+        done, total = 0, sum(grant.nbytes for grant in grants)
+        for number, (info, grant) in enumerate(zip(infos, grants, strict=True)):
+            region = client._region_type._granted(client, grant, parcels, False, True)
             try:
-                one = _described(number, region, await region_calls.info(region))
-                with (
-                    open(os.path.join(partial, one.file), "wb", buffering=0) as file,
-                    closing(_copied(region, file.fileno(), one)) as pieces,
-                ):
+                one = _described(number, region, info)
+                with closing(_copied(region, os.path.join(partial, one.file), one)) as pieces:
                     for nbytes in pieces:
                         done += nbytes
                         if progress:
                             progress(done, total)
-                    os.fsync(file.fileno())
+                        await client._connection.transport.sleep(0)  # other tasks of a loop
             finally:
                 region.close()
             saved.append(one)
-        with open(os.path.join(partial, _INDEX), "xb") as index:
-            index.write(msgspec.json.format(msgspec.json.encode(Snapshot(saved, _PIECE))))
-            index.flush()
-            os.fsync(index.fileno())
-        os.rename(partial, path)
+        with named("save: cannot write", path, _REMEDIES):
+            _write(os.path.join(partial, _INDEX), msgspec.json.encode(Snapshot(saved, _PIECE)))
+            _sync(partial)
+            os.rename(partial, path)
+            _sync(os.path.dirname(os.path.abspath(path)))
     except BaseException:
-        for name in os.listdir(partial):
-            os.unlink(os.path.join(partial, name))
-        os.rmdir(partial)
+        if os.getpid() == process:  # not a forked child
+            _remove(partial)
         raise
+    finally:
+        parcels.clear()
     return [one.name for one in saved]
 
 
-async def _to_save(client: BrokerBase[R], names: Iterable[str] | None) -> list[RegionInfo]:
-    """The regions to save, in the order of their names; a checkpoint's index after its files."""
-    if names is None:
-        return await lookup.list_regions(client)
+async def _leased(
+    client: BrokerBase[R], names: Iterable[str] | None
+) -> tuple[list[RegionInfo], list[Grant], Parcels]:
+    """The regions to save, held: a checkpoint's index with its very files."""
     if isinstance(names, str):
         raise TypeError(f"save: names must be several names, not {names!r}: give [{names!r}]")
+    wanted = None if names is None else list(names)
+    for left in reversed(range(_TRIES)):
+        infos = await _to_save(client, wanted)
+        try:
+            asked = [str(info.name) for info in infos]
+            grants, parcels = await calls._granted_many(client, asked, None, True, False)
+        except NotFound:  # deleted meanwhile
+            if not left:
+                raise
+            continue
+        if [grant.region for grant in grants] == [info.region for info in infos]:
+            return infos, grants, parcels
+        parcels.clear()
+    raise Gone("save: regions were replaced each time they were looked up: save them one by one")
+
+
+async def _to_save(client: BrokerBase[R], names: list[str] | None) -> list[RegionInfo]:
+    """The regions to save; with a checkpoint all that it lists."""
+    if names is None:
+        return await lookup.list_regions(client)
     found: dict[str, RegionInfo] = {}
     for name in names:
         whole = await lookup.named(client, "save", name)
-        for info in (*await lookup.files_of(client, whole), whole):
-            found[str(info.name)] = info
+        for file in await _files_of(client, whole):
+            found[file] = await lookup.named(client, "save", file)
+        found[name] = whole
     return list(found.values())
+
+
+async def _files_of(client: BrokerBase[R], whole: RegionInfo) -> list[str]:
+    """The names that a checkpoint lists; none of another region."""
+    if not is_checkpoint(whole.metadata):
+        return []
+    with await calls.get(client, str(whole.name), gpu=False, readonly=True) as region:
+        return listed(str(whole.name), region.read())
 
 
 def _described(number: int, region: LeasedRegion, info: RegionInfo) -> Saved:
@@ -158,9 +210,14 @@ def _described(number: int, region: LeasedRegion, info: RegionInfo) -> Saved:
     )
 
 
-def _copied(region: LeasedRegion, file: int, one: Saved) -> Generator[int, None, None]:
+def _copied(region: LeasedRegion, path: str, one: Saved) -> Generator[int, None, None]:
     """Copy a region into a file, and its digests into ``one``; yields the bytes of each piece."""
+    with named("save: cannot write", path, _REMEDIES), _new_file(path) as file:
+        yield from _pieces_of(region, file.fileno(), one)
+        os.fsync(file.fileno())
 
+
+def _pieces_of(region: LeasedRegion, file: int, one: Saved) -> Generator[int, None, None]:
     def worker() -> Callable[[int], int]:
         memory = region._host_memory(min(_PIECE, region.nbytes), len(one.sha256) > 1)
 
@@ -179,6 +236,35 @@ def _copied(region: LeasedRegion, file: int, one: Saved) -> Generator[int, None,
     return by_threads(range(len(one.sha256)), _THREADS, worker)
 
 
+def _new_file(path: str) -> FileIO:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    return open(fd, "wb", buffering=0)
+
+
+def _write(path: str, data: bytes) -> None:
+    with _new_file(path) as file, BufferedWriter(file) as whole:
+        whole.write(data)
+        whole.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: str) -> None:
+    """Have the disk know the names in a folder."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _remove(folder: str) -> None:
+    """Remove a folder of files, as far as it is there."""
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            os.unlink(os.path.join(folder, name))
+        os.rmdir(folder)
+
+
 async def restore(
     client: BrokerBase[R],
     folder: str | os.PathLike[str],
@@ -195,12 +281,13 @@ async def restore(
         names: The names to restore; with a checkpoint its files are restored. None is all of them.
         device: The device for all of them: as for :meth:`allocate`. None is each region's own: the
             same GPU if the broker has it, else the one of its number.
-        missing: Whether to leave regions alone whose names exist.
+        missing: Whether to leave names alone that refer to a region, or to a checkpoint all of its
+            files.
         progress: Called with the bytes done and the total.
 
     Up to 256 regions are published in one step, further ones in further steps, after the digests of
     all were compared. They replace regions of their names. Root and the broker's user restore the
-    owners; what others restore is their own.
+    owners, whose limits they count for; what others restore is their own.
 
     Raises ValueError for a folder without a snapshot, and for one whose files have changed,
     NotFound, OSError, and the errors of :meth:`create`.
@@ -209,15 +296,15 @@ async def restore(
     snapshot = read_snapshot(path)
     chosen = _chosen(snapshot, names, path)
     if missing:
-        there = {info.name for info in await lookup.list_regions(client)}
-        chosen = [one for one in chosen if one.name not in there]
+        there = {one.name for one in chosen if await _exists(client, one.name)}
+        chosen = [one for one in chosen if not {one.name, _index_of(one)} & there]
     home = None if device is None else as_device("restore", device)
     uuids = (await calls.status(client))["uuids"].values()
     done, total = 0, sum(one.nbytes for one in chosen)
     drafts: list[R] = []
     try:
         for one in chosen:
-            own = CPU_DEVICE if one.device == "cpu" else one.device
+            own: int | str = CPU_DEVICE if one.device == "cpu" else one.device
             if one.uuid in uuids:
                 own = str(one.uuid)
             draft = await _draft(client, one, own if home is None else home)
@@ -228,22 +315,54 @@ async def restore(
                     done += nbytes
                     if progress:
                         progress(done, total)
+                    await client._connection.transport.sleep(0)  # other tasks of a loop
             if one.sealed:
                 await region_calls.seal(draft)
         for start in range(0, len(drafts), PUBLISH_LIMIT):
-            await calls.publish_many(client, drafts[start : start + PUBLISH_LIMIT])
+            some = drafts[start : start + PUBLISH_LIMIT]
+            await calls.publish_many(client, some, missing=missing)
+        await _without_orphans(chosen, drafts)
+        return [str(draft.name) for draft in drafts if draft.version]
     finally:
         for draft in drafts:
             draft.close()
-    return [one.name for one in chosen]
+
+
+async def _exists(client: BrokerBase[R], name: str) -> bool:
+    """Whether a name refers to a region, which this user may not be allowed to read."""
+    try:
+        await lookup.stat(client, name)
+    except NotFound:
+        return False
+    except PermissionDenied:
+        pass
+    return True
+
+
+def _index_of(one: Saved) -> str | None:
+    """The name of the checkpoint that a region is a file of."""
+    found = file_of(one.name)
+    return found[0] if found and places_of(one.name, one.metadata)[1] else None
+
+
+async def _without_orphans(chosen: list[Saved], drafts: list[R]) -> None:
+    """Delete the files of checkpoints whose names were taken before these were published."""
+    lost = {one.name for one, draft in zip(chosen, drafts, strict=True) if not draft.version}
+    for one, draft in zip(chosen, drafts, strict=True):
+        if draft.version and _index_of(one) in lost:
+            with suppress(NotFound, Gone):
+                await region_calls.delete(draft)
+            draft.version = 0
 
 
 def read_snapshot(folder: str) -> Snapshot:
     """The description of a snapshot's folder, which is untrusted. Raises ValueError, OSError."""
     path = os.path.join(folder, _INDEX)
     try:
-        with open(path, "rb") as file:
-            found = msgspec.json.decode(file.read(), type=Snapshot)
+        with named("restore: cannot read", path, {}), regular(path) as file:
+            if os.fstat(file.fileno()).st_size > _INDEX_LIMIT:
+                raise ValueError(f"restore: {path} is too large to describe a snapshot")
+            found = msgspec.json.decode(file.read(_INDEX_LIMIT), type=Snapshot)
     except FileNotFoundError:
         raise ValueError(
             f"restore: {folder} holds no snapshot: it has no {_INDEX}: give a folder that save() "
@@ -253,14 +372,8 @@ def read_snapshot(folder: str) -> Snapshot:
         raise ValueError(f"restore: {path} does not describe a snapshot: {error}") from None
     for one in found.regions:
         as_name("restore", one.name)
-        pieces = range(0, one.nbytes, found.piece) if found.piece > 0 else ()
-        if (
-            os.path.basename(one.file) != one.file
-            or one.file in ("", ".", "..")
-            or len(one.metadata) > METADATA_LIMIT
-            or not one.nbytes > 0
-            or len(pieces) != len(one.sha256)
-        ):
+        whole = len(one.sha256) == -(-one.nbytes // found.piece)
+        if not whole or len(one.metadata) > METADATA_LIMIT:
             raise ValueError(f"restore: {path} does not describe region {one.name!r}: save it anew")
     return found
 

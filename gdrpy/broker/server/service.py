@@ -281,11 +281,13 @@ class Service:
     def _publish(self, session: Session, request: requests.Publish) -> Answer | Work:
         named: dict[str, RegionEntry] = {}
         regions = [
-            self._publishable(session, number, named)
+            self._publishable(session, number, named, request.missing)
             for number in (request.region, *request.others)
         ]
         replaced = {name: self.table.names.get(name) for name in named}
         drafts = [region for region in named.values() if region.draft]
+        if request.missing:
+            drafts = [draft for draft in drafts if replaced[str(draft.name)] is None]
         lost = []
         if drafts:
             made = []
@@ -312,7 +314,7 @@ class Service:
         return self._delete_on(files, (reply, [])) if lost else (reply, [])
 
     def _publishable(
-        self, session: Session, number: int, named: dict[str, RegionEntry]
+        self, session: Session, number: int, named: dict[str, RegionEntry], missing: bool
     ) -> RegionEntry:
         """A region to publish, or that was published before; it is added to ``named``."""
         region = session.regions.get(number)
@@ -321,8 +323,8 @@ class Service:
         if region.name is None:
             raise errors.InvalidRequest(f"publish: {region} has no name: make a draft by create()")
         if region.draft:
-            require(session.identity, region, WRITE, "publish")
-            self._replaceable("publish", session, region.name)
+            if not missing:
+                self._replaceable("publish", session, region.name)
         elif not region.linked:
             raise errors.InvalidRequest(
                 f"publish: {region} was published before, as version {region.version}, and its "
@@ -464,7 +466,8 @@ class Service:
 
     def _seal(self, session: Session, request: requests.Seal) -> Answer:
         region = self._find("seal", session, None, request.region)
-        require(session.identity, region, WRITE, "seal")
+        if not region.draft:  # which only its maker finds
+            require(session.identity, region, WRITE, "seal")
         if request.copy_of is not None:
             require_owner(session.identity, region, "seal")  # all processes of its owner trust it
         if not region.sealed:
@@ -511,6 +514,9 @@ class Service:
         for index in lost:
             place = after = str(index.files)
             while names := self.table.names_after(after, place, PUBLISH_LIMIT):
+                now = self.table.names.get(str(index.name))
+                if now is not index and now is not None and now.files == place:
+                    break  # they are the files of a newer index
                 after = names[-1]
                 yield [
                     file

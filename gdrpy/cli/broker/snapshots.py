@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,7 +56,11 @@ def add_names(parser: CommandParser, about: str) -> None:
 
 @contextmanager
 def copying(command: str, args: argparse.Namespace, output: Output) -> Iterator[Copied]:
-    """The progress of a copy. Raises CommandError for what the files refuse."""
+    """The progress of a copy, which may open a file for each region. Raises CommandError for what
+    the files refuse.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with output.copying(os.path.basename(os.path.abspath(args.folder))) as show:  # noqa: PTH100, PTH119
         try:
             yield Copied(show)

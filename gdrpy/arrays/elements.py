@@ -65,7 +65,7 @@ def elements_of(call: str, array: Any) -> Elements:
         raise TypeError(f"{call}: elements that are text must be encoded first: {array!r:.80}")
     if plain.dtype.hasobject and not given:
         kind = type(array).__name__
-        raise TypeError(f"{call}: this {kind} is no array of numbers: {array!r:.80}")
+        raise TypeError(f"{call}: this {kind} is not an array of numbers: {array!r:.80}")
     return Elements(plain.dtype, plain.shape, plain)
 
 

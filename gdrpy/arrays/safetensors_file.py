@@ -6,14 +6,10 @@ import errno
 import os
 import reprlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from gdrpy.arrays import safetensors_image as image
 from gdrpy.arrays.safetensors_image import Layout
 from gdrpy.arrays.source import Source, named
-
-if TYPE_CHECKING:
-    pass
 
 _CALL = "safetensors"
 #: What to do about errors.

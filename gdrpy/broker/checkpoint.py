@@ -47,7 +47,7 @@ def is_file(name: str, metadata: dict[str, Any] | None, index: str, place: str) 
 
 
 class _Told(msgspec.Struct):
-    """What metadata tells of a checkpoint; the decoder skips all else."""
+    """The metadata of a checkpoint's regions; the decoder skips all other keys."""
 
     format: str = ""
     id: str = ""

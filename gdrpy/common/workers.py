@@ -14,7 +14,7 @@ T = TypeVar("T")
 def by_threads(
     pieces: Iterable[P], most: int, worker: Callable[[], Callable[[P], T]]
 ) -> Generator[T, None, None]:
-    """What a function makes of each piece, as the pieces are done.
+    """The results of a function for each piece, in the order in which they are ready.
 
     Each of up to ``most`` threads calls ``worker`` for its own function. The first error is raised
     here. No thread works any more when the generator is closed.

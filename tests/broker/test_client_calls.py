@@ -190,7 +190,13 @@ class TestRefusal:
             (calls.create, [None, 1], {}, TypeError, "create: name must be a str"),
             (calls.chmod, ["a", 644], {}, ValueError, r"0o640, not 644: did you mean 0o644\?"),
             (calls.chmod, ["a", 0o700], {}, ValueError, "chmod: mode must be .*, not 0o700"),
-            (arrays.put, ["a", [object()]], {}, TypeError, "put: this list is no array of numbers"),
+            (
+                arrays.put,
+                ["a", [object()]],
+                {},
+                TypeError,
+                "put: this list is not an array of numbers",
+            ),
             (arrays.put, ["a", [b"x"], -2], {}, ValueError, "create: device must be"),
         ],
     )

@@ -82,10 +82,14 @@ class TestPublishMany:
         for draft in others:
             draft.close()
 
-    def test_of_what_is_missing_leaves_the_others_drafts(self, connected, drafts):
+    def test_of_what_is_missing_leaves_the_others_drafts(self, broker, connected, drafts):
         assert connected.publish_many(drafts, missing=True) == [1, 0, 1, 1]
         assert contents(connected)["layer/1"] == b"old"
         assert [draft.version for draft in drafts] == [1, 0, 1, 1]
+        with broker.client() as client:
+            draft = client.create("layer/1")["region"]
+            told = client.ok("publish", region=draft, missing=True)
+            assert (told["version"], told["replaced"]) == (0, None)
         assert connected.publish_many(drafts[1:2]) == [2]
 
     def test_tells_watchers_of_the_most_and_of_what_they_replace(self, broker, connected):

@@ -51,10 +51,7 @@ _PIECE = 16 << 20
 _INDEX_LIMIT = 256 << 20
 #: Looks for regions that do not change between a look and the grants.
 _TRIES = 20
-_REMEDIES = {
-    errno.ENOSPC: ": make room, or choose a folder on another disk",
-    errno.EMFILE: ": close some files, or raise the limit (ulimit -n)",
-}
+_REMEDIES = {errno.ENOSPC: ": make room, or choose a folder on another disk"}
 #: Threads that copy: each hashes 1 to 2 GB/s.
 _THREADS = 8
 
@@ -78,7 +75,7 @@ class Saved(msgspec.Struct):
 
 
 class Snapshot(msgspec.Struct):
-    """What is in a snapshot's folder. ``piece`` is the size of the pieces with digests."""
+    """The regions in a snapshot's folder. ``piece`` is the number of bytes for each digest."""
 
     regions: list[Saved]
     piece: Annotated[int, Meta(ge=BLOCK, le=1 << 30, multiple_of=BLOCK)]
@@ -114,10 +111,8 @@ async def save(
     if os.path.lexists(path):
         raise FileExistsError(f"save: {path} exists: choose another folder, or delete it")
     infos, grants, parcels = await _leased(client, names)
-    process, partial = (
-        os.getpid(),
-        f"{path.rstrip('/')}.partial-{os.getpid()}-{time.monotonic_ns()}",
-    )
+    process = os.getpid()
+    partial = f"{path.rstrip('/')}.partial-{process}-{time.monotonic_ns()}"
     try:
         with named("save: cannot make", path, _REMEDIES):
             os.mkdir(partial, 0o700)
@@ -287,7 +282,7 @@ async def restore(
 
     Up to 256 regions are published in one step, further ones in further steps, after the digests of
     all were compared. They replace regions of their names. Root and the broker's user restore the
-    owners, whose limits they count for; what others restore is their own.
+    owners, and the regions count toward their owners' limits. Other users own what they restore.
 
     Raises ValueError for a folder without a snapshot, and for one whose files have changed,
     NotFound, OSError, and the errors of :meth:`create`.

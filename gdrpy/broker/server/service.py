@@ -308,7 +308,7 @@ class Service:
         reply = replies.Published(
             id=request.id,
             version=first.version,
-            replaced=None if old is None or old is first else old.number,
+            replaced=None if old is None or old is first or first.draft else old.number,
             others=[region.version for region in others],
         )
         return self._delete_on(files, (reply, [])) if lost else (reply, [])

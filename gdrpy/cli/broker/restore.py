@@ -1,7 +1,7 @@
 """Publishes the regions that 'gdrpy save' saved in a folder, after their digests were
 compared. Up to 256 regions are published in one step: other processes find all of them or
 none. They replace regions of their names. Root and the broker's user restore the owners;
-what others restore is their own.
+other users own what they restore.
 
 examples:
   gdrpy restore /backup/2026-11-26

@@ -11,7 +11,7 @@ examples:
 exit status:
   0  all are in the folder
   1  the folder exists or cannot be written, or a region does not exist, or you may
-     not read it: there is no folder then
+     not read it: nothing is saved
   2  wrong usage, or no broker: start one with 'gdrpy serve'
 """
 

@@ -1,4 +1,4 @@
-"""What the commands that save and restore regions have in common."""
+"""The progress, the arguments and the errors of the commands that save and restore regions."""
 
 from __future__ import annotations
 

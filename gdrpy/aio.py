@@ -21,7 +21,15 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Self, TypeVar
 
-from gdrpy.broker.client import arrays, calls, checkpoints, lookup, region_calls, snapshots
+from gdrpy.broker.client import (
+    arrays,
+    calls,
+    checkpoints,
+    lookup,
+    region_calls,
+    sleeping,
+    snapshots,
+)
 from gdrpy.broker.client.base import BrokerBase, reach
 from gdrpy.broker.client.broker import reduce_region
 from gdrpy.broker.client.region import LeasedRegion
@@ -224,6 +232,10 @@ class Broker(BrokerBase[BrokerRegion]):
     load_checkpoint = checkpoints.load_checkpoint
     save = snapshots.save
     restore = snapshots.restore
+    keep_many = sleeping.keep_many
+    sleep_many = sleeping.sleep_many
+    wake_many = sleeping.wake_many
+    wake = sleeping.wake
     tensors = checkpoints.tensors
     list = lookup.list_regions
     stat = lookup.stat

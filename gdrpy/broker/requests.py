@@ -134,6 +134,7 @@ class Digest(Request, tag="digest"):
 class Delete(Request, tag="delete"):
     name: Name
     region: Number | None = None
+    unheld: bool = False
 
 
 class List(Request, tag="list"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from gdrpy import safetensors
@@ -14,6 +15,7 @@ from gdrpy.broker.client.base import BrokerBase
 from gdrpy.broker.client.layouts import ARRAY, LAYOUT, layout_of
 from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.common.arguments import as_path
+from gdrpy.errors import NotFound
 
 R = TypeVar("R", bound=LeasedRegion)
 
@@ -67,6 +69,8 @@ async def put_tensors(
     device: Any = 0,
     *,
     aliases: Mapping[str, str] | None = None,
+    notes: Mapping[str, str] | None = None,
+    missing: bool = False,
     mode: int = 0o600,
     metadata: dict[str, Any] | None = None,
     seal: bool = False,
@@ -80,6 +84,9 @@ async def put_tensors(
         name: The region's name.
         tensors: Arrays of any library by their names.
         aliases: More names of tensors, each with the tensor's first name.
+        notes: Text by name for the header, which readers of the format keep or ignore.
+        missing: Whether to return the region that has the name, if there is one in the end, instead
+            of replacing it.
         device: The device of the copies: as for :meth:`put`, as are the parameters that follow.
 
     The layout is that of a safetensors file, which cannot hold complex numbers, strings or dates.
@@ -96,10 +103,13 @@ async def put_tensors(
                 f"put_tensors: alias {alias!r} stands for {kept!r}, which is not a tensor's name"
             )
     options: dict[str, Any] = {"mode": mode, "gpu": gpu, "cpu": cpu, "wait": wait}
-    layout = safetensors.plan(tensors, aliases)
+    text = {**(notes or {}), **aliases}
+    layout = safetensors.plan(tensors, text)
     about = _described("put_tensors", metadata, of_tensors(layout))
     draft = await calls.create(client, name, layout.nbytes, device, metadata=about, **options)
-    return await published(draft, lambda: safetensors.store(draft, tensors, aliases), seal)
+    return await published(
+        draft, lambda: safetensors.store(draft, tensors, text), seal, missing=missing
+    )
 
 
 async def load(
@@ -142,14 +152,27 @@ def _described(call: str, metadata: Any, contents: Mapping[str, Any]) -> dict[st
     return {**(metadata or {}), **contents}
 
 
-async def published(draft: R, fill: Callable[[], object], seal: bool) -> R:
-    """Fill a draft and publish it; a failure closes it."""
+async def published(
+    draft: R, fill: Callable[[], object], seal: bool, *, missing: bool = False
+) -> R:
+    """Fill a draft and publish it; a failure closes it.
+
+    With ``missing`` it is closed, too, if a region has its name; that one is returned then.
+    """
+    client, views = draft._broker, {"gpu": draft._ptr is not None, "cpu": draft._cpu is not None}
     try:
         fill()
         if seal:
             await region_calls.seal(draft)
-        await region_calls.publish(draft)
+        while True:
+            await calls.publish_many(client, [draft], missing=missing)
+            if draft.version:
+                return draft
+            with suppress(NotFound):  # deleted meanwhile
+                found = await calls.get(client, str(draft.name), **views)
+                break
     except BaseException as error:
         draft.__exit__(type(error), error, error.__traceback__)  # a failure becomes a note
         raise
-    return draft
+    draft.close()
+    return found

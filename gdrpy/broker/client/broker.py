@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from gdrpy._core._mapping import alone, run
-from gdrpy.broker.client import arrays, calls, checkpoints, lookup, region_calls, snapshots
+from gdrpy.broker.client import (
+    arrays,
+    calls,
+    checkpoints,
+    lookup,
+    region_calls,
+    sleeping,
+    snapshots,
+)
 from gdrpy.broker.client.base import BrokerBase, reach
 from gdrpy.broker.client.connection import Lease, Parcels, R
 from gdrpy.broker.client.region import LeasedRegion
@@ -73,6 +81,10 @@ class Broker(BrokerBase[BrokerRegion]):
     tensors = blocking(checkpoints.tensors)
     save = blocking(snapshots.save)
     restore = blocking(snapshots.restore)
+    keep_many = blocking(sleeping.keep_many)
+    sleep_many = blocking(sleeping.sleep_many)
+    wake_many = blocking(sleeping.wake_many)
+    wake = blocking(sleeping.wake)
     list = blocking(lookup.list_regions)
     stat = blocking(lookup.stat)
     delete = blocking(calls.delete)

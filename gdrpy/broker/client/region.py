@@ -12,7 +12,7 @@ from gdrpy.broker.client.base import BrokerBase
 from gdrpy.broker.client.connection import Lease, Parcels
 from gdrpy.broker.client.layouts import ARRAY, same_layout, stored_array
 from gdrpy.broker.protocol import CPU_DEVICE, unpack_metadata
-from gdrpy.broker.replies import Grant
+from gdrpy.broker.replies import Grant, RegionInfo
 from gdrpy.common.dtypes import DType
 from gdrpy.errors import MissingView, ReadOnly, Sealed, SizeMismatch
 from gdrpy.memory.view import Mapping
@@ -45,6 +45,8 @@ class LeasedRegion(Region):
     _life: str
     _packed: bytes
     _metadata: dict[str, Any] | None = None
+    #: What the broker told of it when sleep_many() detached it.
+    _asleep: RegionInfo | None = None
 
     @classmethod
     def _granted(

@@ -498,6 +498,8 @@ class Service:
                 f"delete: {request.name!r} no longer refers to region {request.region}"
             )
         require(session.identity, region, WRITE, "delete")
+        if request.unheld and region.leases:
+            return replies.Reply(id=request.id), []
         files = self._files(session, [region] if region.files else [])
         some = next(files, [])
         self.table.commit(records.Unlinked(region.number, [file.number for file in some]))

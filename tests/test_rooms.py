@@ -25,6 +25,7 @@ FLOORS = (
     {"region", "safetensors"},
     {"arena", "broker", "channel", "pins"},
     {"aio", "cupy", "rmm", "torch"},
+    {"vllm"},
     {"__init__"},
     {"cli"},
     {"__main__"},

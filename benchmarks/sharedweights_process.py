@@ -23,8 +23,9 @@ class Silent(Exception):
 class Process:
     """A program that answers lines. At the end of its block it is ended, if it runs then."""
 
-    def __init__(self, name: str, *words: str) -> None:
+    def __init__(self, name: str, *words: str, patience: float | None = None) -> None:
         self.name = name
+        self._patience = patience
         self._process = subprocess.Popen(
             [sys.executable, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -38,7 +39,7 @@ class Process:
     def hear(self) -> Any:
         """The value in its next line. Raises Silent."""
         assert self._process.stdout is not None
-        timer = threading.Timer(_PATIENCE, self._process.kill)
+        timer = threading.Timer(self._patience or _PATIENCE, self._process.kill)
         timer.start()
         try:
             line = self._process.stdout.readline()

@@ -1,0 +1,188 @@
+"""vLLM with the plug-in: engines that share weights, sleep, wake, and are killed.
+
+Each engine is a process. Its answers to 100 prompts, greedily, must be those of an engine without
+the plug-in. Where nothing else is said, a figure is a single act.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import machine
+from gdrpy import cuda
+from gpumemory import nvml
+from results import FORMAT, add_arguments, save
+from sharedweights_process import Process, Silent, broker
+
+_WORKER = Path(__file__).with_name("engines_worker.py")
+_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "GDRPY_STRICT": "1",
+}
+_PROMPTS, _LENGTH = 100, 32
+_MIB = 1 << 20
+
+
+class Trial:
+    """The acts in their order: what each took, and whether what it left was right."""
+
+    def __init__(self, folder: Path, socket: str, memory: float) -> None:
+        self.figures: dict[str, float] = {}
+        self.checks: dict[str, bool] = {}
+        self._folder, self._socket, self._memory = folder, socket, memory
+        self._stack = ExitStack()
+        self._right: dict[str, Any] = {}
+
+    def __enter__(self) -> Trial:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def make(self, seed: int, size: str) -> str:
+        """A model of random weights; its folder."""
+        folder = str(self._folder / f"model-{seed}")
+        subprocess.run([sys.executable, _WORKER, "make", folder, str(seed), size], check=True)
+        return folder
+
+    def engine(self, title: str, model: str, **extra: Any) -> Process:
+        """An engine; with ``extra`` it has the load format of the plug-in."""
+        options: dict[str, Any] = {"model": model, "gpu_memory_utilization": self._memory}
+        options["load_format"] = "auto"
+        if extra:
+            options["load_format"] = "gdrpy"
+            options["model_loader_extra_config"] = {"socket": self._socket, **extra}
+        process = Process(title, str(_WORKER), "serve", json.dumps(options), patience=400)
+        self._stack.enter_context(process)
+        for key, seconds in process.hear().items():
+            self.note(f"{title}: {key.removesuffix('_s')}", seconds)
+        return process
+
+    def right(self, engine: Process, model: str) -> None:
+        """Take an engine's answers for right ones."""
+        self._right[model] = engine.ask("tokens", _PROMPTS, _LENGTH)["digest"]
+
+    def check(self, what: str, engine: Process, model: str) -> None:
+        """Compare an engine's answers with the right ones."""
+        said = engine.ask("tokens", _PROMPTS, _LENGTH)
+        self.checks[what] = said["digest"] == self._right[model]
+        print(f"{what}: {'right' if self.checks[what] else 'WRONG'}", flush=True)
+
+    def note(self, what: str, value: float) -> None:
+        """Keep a figure."""
+        self.figures[what] = value
+        print(f"{what}: {value:.4g}", flush=True)
+
+    def timed(self, what: str, act: Callable[[], object]) -> None:
+        """Do something, and keep the seconds that it says, or else that it took."""
+        began = perf_counter()
+        said = act()
+        self.note(what, said if isinstance(said, float) else perf_counter() - began)
+
+
+def plain(trial: Trial, model: str, other: str) -> None:
+    """An engine without the plug-in, with its own sleep mode."""
+    with trial.engine("plain", other) as engine:
+        trial.right(engine, other)
+    with trial.engine("plain", model) as engine:
+        trial.right(engine, model)
+        for time in ("first", "second"):
+            trial.timed(f"plain: {time} sleep", lambda: engine.ask("sleep", 1))
+            trial.timed(f"plain: {time} wake", lambda: engine.ask("wake"))
+        trial.check("plain: tokens after sleep and wake", engine, model)
+
+
+def shared(trial: Trial, model: str, other: str, socket: str, used: Callable[[], int]) -> None:
+    """Engines of one model, by the plug-in."""
+    daemon = trial._stack.enter_context(broker(socket))
+    before = used()
+    first = trial.engine("first", model, name="model")
+    one = used() - before
+    trial.check("first: tokens", first, model)
+    second = trial.engine("second", model, name="model")
+    trial.note("GPU memory of the first engine, MiB", one / _MIB)
+    trial.note("GPU memory of the second engine, MiB", (used() - before - one) / _MIB)
+    trial.check("second: tokens", second, model)
+
+    awake = used()
+    trial.timed("second: sleep while the first is awake", lambda: second.ask("sleep", 1))
+    trial.timed("first: first sleep", lambda: first.ask("sleep", 1))
+    trial.note("GPU memory that both gave back, MiB", (awake - used()) / _MIB)
+    trial.timed("first: first wake", lambda: first.ask("wake"))
+    trial.timed("second: wake while the first is awake", lambda: second.ask("wake"))
+    trial.check("first: tokens after sleep and wake", first, model)
+    trial.check("second: tokens after sleep and wake", second, model)
+    second.ask("sleep", 1)
+    trial.timed("first: second sleep", lambda: first.ask("sleep", 1))
+    trial.timed("first: second wake", lambda: first.ask("wake"))
+
+    trial.timed(
+        "first engine killed; second wakes and says a token", lambda: _fail_over(first, second)
+    )
+    trial.check("second: tokens after the first was killed", second, model)
+    daemon.kill()
+    with broker(socket) as daemon:
+        trial.check("second: tokens after the broker was killed", second, model)
+        trial.timed("second: sleep with the next broker", lambda: second.ask("sleep", 1))
+        trial.timed("second: wake with the next broker", lambda: second.ask("wake"))
+        trial.check("second: tokens after sleep with the next broker", second, model)
+        for version, folder in enumerate((other, model), 2):
+            publisher = trial.engine(f"publisher {version}", folder, name="model", replace=True)
+            trial.timed(f"second: takes version {version}", lambda: second.ask("update"))
+            trial.check(f"second: tokens of version {version}", second, folder)
+            publisher.kill()
+        second.kill()
+
+
+def _fail_over(first: Process, second: Process) -> float:
+    first.kill()
+    return float(second.ask("wake_and_say"))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks/engines.py", description=__doc__)
+    parser.add_argument("--size", default="7.5GB", choices=("small", "7.5GB"), help="of the model")
+    parser.add_argument("--memory", type=float, default=0.2, help="each engine's part of the GPU")
+    add_arguments(parser)
+    options = parser.parse_args(arguments)
+    os.environ |= _ENVIRONMENT
+    # The folder is in memory: the disk is not what is measured.
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, nvml() as library:
+        socket, pci = f"{folder}/broker", cuda.device_info(0).pci
+        with Trial(Path(folder), socket, options.memory) as trial:
+            model, other = trial.make(1, options.size), trial.make(2, options.size)
+            try:
+                plain(trial, model, other)
+                shared(trial, model, other, socket, lambda: library.use(pci).memory)
+            except Silent as error:
+                trial.checks[str(error)] = False
+                print(error, flush=True)
+    result = {
+        "format": FORMAT,
+        "header": machine.describe(arguments or sys.argv[1:], options.commit, __file__),
+        "modules": ["engines"],
+        "quick": options.size == "small",
+        "size": options.size,
+        "figures": [{"what": what, "value": value} for what, value in trial.figures.items()],
+        "checks": trial.checks,
+    }
+    print(save(result, options.output))
+    return 0 if all(trial.checks.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,224 @@
+"""The load format "gdrpy": the first engine publishes its weights, and the next ones attach."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from vllm.logger import init_logger
+from vllm.model_executor.model_loader import get_model_loader
+from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+from vllm.model_executor.model_loader.utils import (
+    initialize_model,
+    process_weights_after_loading,
+)
+from vllm.utils.torch_utils import set_default_torch_dtype
+
+from gdrpy import cuda
+from gdrpy.broker.client.broker import Broker, BrokerRegion, connect
+from gdrpy.errors import BrokerUnavailable, Error, NotFound
+from gdrpy.region import detach_many
+from gdrpy.vllm.contents import Contents, blank, numbers_of, packed
+from gdrpy.vllm.fallback import Unshareable, told
+from gdrpy.vllm.naming import name_of
+
+_logger = init_logger("vllm.gdrpy")
+
+
+class Shared(NamedTuple):
+    """A model of this process, and the region that its weights are in."""
+
+    broker: Broker
+    region: BrokerRegion
+    model: torch.nn.Module
+
+
+#: The models of this process that the load format "gdrpy" loaded.
+shared: list[Shared] = []
+
+
+class _Options(msgspec.Struct, forbid_unknown_fields=True):
+    """``model_loader_extra_config``.
+
+    ``name`` is that of the region; ranks add "/RANK". ``replace`` has this engine load and publish
+    a new version. ``load_format`` and ``extra_config`` are those by which an engine loads.
+    """
+
+    name: str | None = None
+    replace: bool = False
+    socket: str | None = None
+    load_format: str = "auto"
+    extra_config: dict[str, Any] = {}
+
+
+class Loader(BaseModelLoader):
+    """Weights in a sealed region of the broker.
+
+    Parameters are views of the region. Other tensors of the model, which kernels may write, are
+    copies of this engine.
+    """
+
+    def __init__(self, load_config: Any) -> None:
+        super().__init__(load_config)
+        try:
+            self._options = msgspec.convert(load_config.model_loader_extra_config, _Options)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"load_format=gdrpy: model_loader_extra_config: {error}") from None
+        options = self._options
+        own = replace(
+            load_config,
+            load_format=options.load_format,
+            model_loader_extra_config=options.extra_config,
+        )
+        self._own = get_model_loader(own)
+        self._numbers: dict[str, Any] = {}
+
+    def download_model(self, model_config: Any) -> None:
+        """Download a model by the loader of the first engine."""
+        self._own.download_model(model_config)
+
+    def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
+        """Load weights by the loader of the first engine."""
+        self._numbers = numbers_of(model)
+        self._own.load_weights(model, model_config)
+
+    def load_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> Any:
+        """Load a model, and share its weights with the other engines of this machine.
+
+        A thread of its own does it, because vLLM has this thread allocate from the pool that it
+        empties by itself when it sleeps. torch never frees what is dropped there.
+        """
+        device = self._device(vllm_config)
+
+        def load() -> Any:
+            with nullcontext() if device.type == "cpu" else torch.cuda.device(device):
+                return self._shared(vllm_config, model_config, prefix)
+
+        try:
+            with _config_restored(vllm_config), ThreadPoolExecutor(1) as thread:
+                return thread.submit(load).result()
+        except Unshareable as error:
+            told(error)
+        return self._own.load_model(vllm_config, model_config, prefix)
+
+    def _shared(self, vllm_config: Any, model_config: Any, prefix: str) -> Any:
+        options, rank = self._options, vllm_config.parallel_config.rank
+        name = options.name or name_of(vllm_config, model_config, prefix, options.load_format)
+        if vllm_config.parallel_config.world_size > 1:
+            name = f"{name}/{rank}"
+        try:
+            broker = connect(options.socket)
+        except BrokerUnavailable as error:
+            raise Unshareable("broker", str(error)) from error
+        try:
+            if options.replace:
+                raise NotFound(name)
+            region = broker.wake(name, cpu=False)
+        except NotFound:
+            model = super().load_model(vllm_config, model_config, prefix)
+            region = self._publish(broker, name, model, vllm_config)
+            did = "published"
+        except Error as error:
+            raise Unshareable("broker", str(error)) from error
+        else:
+            model = self._attach(region, vllm_config, model_config, prefix)
+            did = "attached"
+        if model_config.enable_sleep_mode:
+            broker.keep_many([region])
+        _logger.info("gdrpy: %s %d bytes of weights as region %r", did, region.nbytes, name)
+        shared.append(Shared(broker, region, model))
+        if model_config.sleep_mode_backend == "cumem":  # it knows nothing of the region
+            model_config.sleep_mode_backend = "gdrpy"
+        return model
+
+    def _publish(
+        self, broker: Broker, name: str, model: torch.nn.Module, vllm_config: Any
+    ) -> BrokerRegion:
+        """Publish a loaded model's tensors, or attach those of an engine that was faster."""
+        device = self._device(vllm_config)
+        for key, parameter in model.named_parameters():
+            if parameter.device != device:
+                raise Unshareable("offload", f"parameter {key!r} is on {parameter.device}")
+        bases, aliases, notes = packed(model, self._numbers, device)
+        where = cuda.uuid(device.index) if device.type == "cuda" else 0
+        region = broker.put_tensors(
+            name,
+            bases,
+            where,
+            aliases=aliases,
+            notes=notes,
+            missing=not self._options.replace,
+            seal=True,
+            cpu=False,
+        )
+        Contents(region).share(model)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        return region
+
+    def _attach(
+        self, region: BrokerRegion, vllm_config: Any, model_config: Any, prefix: str
+    ) -> torch.nn.Module:
+        """A model of a region's weights.
+
+        vLLM prepares the model as after a load, with memory that all parameters share, so that
+        all that is not a tensor is as usual. The tensors are replaced then.
+        """
+        device = self._device(vllm_config)
+        with set_default_torch_dtype(model_config.dtype):
+            with device, torch.device("meta"):
+                model = initialize_model(
+                    vllm_config=vllm_config, model_config=model_config, prefix=prefix
+                )
+            scratch = blank(model, device)
+            process_weights_after_loading(model, model_config, device)
+        Contents(region).fill(model, scratch)
+        return model.eval()
+
+    def _device(self, vllm_config: Any) -> torch.device:
+        device = torch.device(self.load_config.device or vllm_config.device_config.device)
+        if device.type == "cuda" and device.index is None:
+            return torch.device("cuda", torch.cuda.current_device())
+        return device
+
+
+def update(worker: object = None) -> int:
+    """Take the newest versions of this process's shared weights; returns how many were newer.
+
+    For ``llm.collective_rpc(gdrpy.vllm.update)``, between two requests. The weights keep their
+    addresses, so that captured graphs stay valid. The engine keeps its version if it raises.
+
+    Raises SizeMismatch if a newer version has another layout, and as ``BrokerRegion.attach``.
+    """
+    del worker
+    stale = [one for one in shared if one.region.stale]
+    for broker, region, model in stale:
+        detach_many([region])
+        try:
+            broker.attach_many([region], newer=True)
+        except BaseException:
+            broker.attach_many([region])
+            raise
+        Contents(region).refresh(model)
+    return len(stale)
+
+
+@contextmanager
+def _config_restored(vllm_config: Any) -> Iterator[None]:
+    """Have a second model of the same config find no layers of a first one that was given up."""
+    compilation = vllm_config.compilation_config
+    kept = {
+        name: value.copy()
+        for name, value in vars(compilation).items()
+        if name.startswith("static_") and isinstance(value, dict | list)
+    }
+    try:
+        yield
+    except Unshareable:
+        vars(compilation).update(kept)
+        raise

@@ -1,0 +1,97 @@
+"""The weight transfer engine "gdrpy": trainers publish weights, and engines load them in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.model_executor.model_loader.reload import (
+    finalize_layerwise_reload,
+    initialize_layerwise_reload,
+)
+
+from gdrpy.broker.client.broker import Broker, connect
+from gdrpy.errors import InvalidRequest
+from gdrpy.torch.modules import attach, share
+from gdrpy.vllm.loader import shared
+
+
+@dataclass
+class InitInfo(WeightTransferInitInfo):
+    """``socket`` is the broker's, as for :func:`gdrpy.connect`."""
+
+    socket: str | None = None
+
+
+@dataclass
+class UpdateInfo(WeightTransferUpdateInfo):
+    """``name`` is that of a region or checkpoint with tensors named as in the model's files."""
+
+    name: str
+
+
+@dataclass
+class SendArgs:
+    """How a trainer sends: ``send`` passes the update's fields to the engines."""
+
+    name: str
+    send: Callable[[dict[str, Any]], object]
+    socket: str | None = None
+
+
+class Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
+    """Each worker copies what it needs from the trainer's region, also over NVLink."""
+
+    init_info_cls = InitInfo
+    update_info_cls = UpdateInfo
+    _broker: Broker | None = None
+
+    def init_transfer_engine(self, init_info: InitInfo) -> None:
+        """Connect to the broker."""
+        self._broker = connect(init_info.socket)
+
+    def start_weight_update(self) -> None:
+        """Prepare the model. Raises InvalidRequest if its weights are shared with other engines."""
+        if shared:
+            raise InvalidRequest(
+                "start_weight_update: this engine's weights are read-only, since load_format=gdrpy "
+                "shares them with other engines: load it by another format"
+            )
+        initialize_layerwise_reload(self.model)
+
+    def receive_weights(self, update_info: UpdateInfo) -> None:
+        """Load the tensors of a region."""
+        if self._broker is None:
+            self._broker = connect()
+        tensors = attach(self._broker, update_info.name)
+        self.model.load_weights(tensors.items())
+        torch.accelerator.synchronize()
+
+    def finish_weight_update(self) -> None:
+        """Finish the layers."""
+        finalize_layerwise_reload(self.model, self.model_config)
+
+    def shutdown(self) -> None:
+        """Close the connection."""
+        if self._broker is not None:
+            self._broker.close()
+
+    @staticmethod
+    def trainer_send_weights(
+        iterator: Iterator[tuple[str, torch.Tensor]], trainer_args: dict[str, Any] | SendArgs
+    ) -> None:
+        """Publish a trainer's tensors as one region, have the engines load it, and delete it."""
+        args = SendArgs(**trainer_args) if isinstance(trainer_args, dict) else trainer_args
+        with connect(args.socket) as broker:
+            share(broker, args.name, dict(iterator))
+            try:
+                args.send({"name": args.name})
+            finally:
+                broker.delete(args.name)

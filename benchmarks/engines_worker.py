@@ -99,12 +99,13 @@ class Engine:
         self._timed(gpu_worker.Worker, "load_model", "load_s")
         if options["load_format"] == "gdrpy":
             from gdrpy.broker.client.broker import Broker
-            from gdrpy.vllm import contents, loader
+            from gdrpy.vllm import loader
 
             self._timed(Broker, "wake", "open_s")
-            self._timed(contents, "fill", "fill_s")
-            self._timed(contents, "blank", "blank_s")
+            self._timed(Broker, "keep_many", "keep_s")
             self._timed(loader, "initialize_model", "initialize_s")
+            self._timed(loader.Contents, "fill", "fill_s")
+            self._timed(loader.Loader, "load_model", "weights_s")
         began = perf_counter()
         self._llm = LLM(
             **options,

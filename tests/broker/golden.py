@@ -142,6 +142,10 @@ REQUESTS: Frames = {
         {"op": "delete", "region": 7, "name": "a", "id": 1},
         "84a26f70a664656c657465a46e616d65a161a6726567696f6e07a2696401",
     ),
+    "delete if nobody holds it": (
+        {"op": "delete", "name": "a", "region": 7, "unheld": True, "id": 1},
+        "85a26f70a664656c657465a46e616d65a161a6726567696f6e07a6756e68656c64c3a2696401",
+    ),
     "list": (
         {"op": "list", "prefix": "a", "after": "", "id": 1},
         "84a26f70a46c697374a6707265666978a161a56166746572a0a2696401",

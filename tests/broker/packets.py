@@ -91,6 +91,7 @@ class Generator:
                 {"op": "digest", "region": self.region()},
                 {"op": "delete", "name": self.name()},
                 {"op": "delete", "name": self.name(), "region": self.region()},
+                {"op": "delete", "name": self.name(), "unheld": flag},
                 {"op": "list", "prefix": choice(["", "a", "d/"]), "after": choice(["", "b"])},
                 {"op": "stat", **which},
                 {"op": "change", "region": self.region(), "mode": choice([0, 0o600, 0o666])},

@@ -47,6 +47,8 @@ class LeasedRegion(Region):
     _metadata: dict[str, Any] | None = None
     #: What the broker told of it when sleep_many() detached it.
     _asleep: RegionInfo | None = None
+    #: The host copy that wake_many() made it from, which stays mapped for the next time.
+    _copy: LeasedRegion | None = None
 
     @classmethod
     def _granted(
@@ -253,6 +255,8 @@ class LeasedRegion(Region):
     def _release(self) -> None:
         lease: Any = self._memory.source
         super()._release()
+        if self._copy is not None:
+            self._copy.close()
         if lease is not None:
             lease.close()
 

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
 from gdrpy._core._mapping import Undo
 from gdrpy.broker import requests
 from gdrpy.broker.client import calls, lookup, region_calls
@@ -119,10 +121,15 @@ async def wake(
         return await calls.get(client, name, gpu=gpu, cpu=cpu)
     except NotFound as error:
         try:
-            copy = await lookup.stat(client, _copy_of(name))
+            copy = await _copy_of(client, name)
         except (NotFound, PermissionDenied):
             raise error from None
-    return await _made(client, "wake", name, copy, wait, gpu=gpu, cpu=cpu)
+    with copy:
+        about = dict(copy.metadata)
+        slept = replace(await region_calls.info(copy), name=name, uuid=about.pop(_DEVICE, None))
+        if not (copy.sealed and slept.uuid and _STAMP in about):
+            raise InvalidRequest(f"wake: {copy.name!r} is no copy that sleep_many() made")
+        return await _made(client, "wake", copy, replace(slept, metadata=about), wait, gpu, cpu)
 
 
 def _of(call: str, client: BrokerBase[R], regions: Any) -> list[R]:
@@ -133,8 +140,13 @@ def _of(call: str, client: BrokerBase[R], regions: Any) -> list[R]:
     return those
 
 
-def _copy_of(name: str) -> str:
+def _name_of_copy(name: str) -> str:
     return f"{name}.host"
+
+
+async def _copy_of(client: BrokerBase[R], name: str) -> R:
+    """The host copy of the region of a name."""
+    return await calls.get(client, _name_of_copy(name), gpu=False, readonly=True)
 
 
 def _stamp(info: RegionInfo, life: str) -> str:
@@ -150,7 +162,7 @@ async def _keep(client: BrokerBase[R], call: str, region: R) -> RegionInfo:
             f"seal() it, or detach() it, which keeps its GPU memory"
         )
     info = await region_calls.info(region)
-    name, stamp = _copy_of(region.name), _stamp(info, region._life)
+    name, stamp = _name_of_copy(region.name), _stamp(info, region._life)
     with suppress(NotFound):
         copy = await lookup.stat(client, name)
         if copy.uid == info.uid and copy.sealed and _stamp(copy, "") == stamp:
@@ -171,20 +183,19 @@ async def _keep(client: BrokerBase[R], call: str, region: R) -> RegionInfo:
 
 async def _awake(client: BrokerBase[R], call: str, region: R, wait: float | None) -> R:
     """The region of the contents that a region had when it was put to sleep."""
-    slept, name = region._asleep, str(region.name)
+    slept = region._asleep
     assert slept is not None
+    name, stamp = str(slept.name), _stamp(slept, region._life)
     try:
         found = await calls.get(client, name, cpu=False)
     except NotFound:
-        try:
-            copy = await lookup.stat(client, _copy_of(name))
-        except NotFound as error:
-            raise Gone(f"{call}: neither {name!r} nor its copy exists: {error}") from error
-        found = await _made(client, call, name, copy, wait, gpu=True, cpu=False)
+        copy = await _kept_copy(client, call, region, stamp, slept.uid)
+        about = replace(slept, metadata={**(slept.metadata or {}), _STAMP: stamp})
+        found = await _made(client, call, copy, about, wait, True, False)
     with Undo() as undo:
         undo.keep(found)
         info = await region_calls.info(found)
-        if (_stamp(info, found._life), info.uid) != (_stamp(slept, region._life), slept.uid):
+        if (_stamp(info, found._life), info.uid) != (stamp, slept.uid):
             raise Gone(
                 f"{call}: region {name!r} has other contents now, of version {info.version}: take "
                 f"them by attach(newer=True), or close this one"
@@ -193,37 +204,54 @@ async def _awake(client: BrokerBase[R], call: str, region: R, wait: float | None
     return found
 
 
+async def _kept_copy(
+    client: BrokerBase[R], call: str, region: R, stamp: str, owner: int
+) -> LeasedRegion:
+    """The host copy of these contents, which stays open: unmapping it takes longer than a copy."""
+    copy = region._copy
+    if copy is not None and copy.metadata[_STAMP] == stamp:
+        return copy
+    try:
+        copy = await _copy_of(client, str(region.name))
+    except NotFound as error:
+        raise Gone(f"{call}: neither {region.name!r} nor its copy exists: {error}") from error
+    with Undo() as undo:
+        undo.keep(copy)
+        uid = (await region_calls.info(copy)).uid
+        if not copy.sealed or copy.metadata.get(_STAMP) != stamp or uid != owner:
+            raise Gone(f"{call}: {copy.name!r} has other contents than {region!r} had: close it")
+        undo.forget()
+    if region._copy is not None:
+        region._copy.close()
+    region._copy = copy
+    return copy
+
+
 async def _made(
     client: BrokerBase[R],
     call: str,
-    name: str,
-    info: RegionInfo,
+    copy: LeasedRegion,
+    about: RegionInfo,
     wait: float | None,
-    *,
     gpu: bool,
     cpu: bool,
 ) -> R:
-    """The region of a name, made from its host copy unless another process was faster."""
-    about = dict(info.metadata or {})
-    device = about.pop(_DEVICE, None)
-    if not (info.sealed and device and _STAMP in about):
-        raise InvalidRequest(f"{call}: {info.name!r} is no copy that sleep_many() made")
-    with await calls.get(client, str(info.name), gpu=False, readonly=True) as copy:
-        draft = await calls.create(
-            client,
-            name,
-            info.nbytes,
-            device,
-            mode=info.mode,
-            metadata=about,
-            gpu=gpu,
-            cpu=cpu,
-            wait=wait,
-        )
-        with Undo() as undo:
-            undo.keep(draft)
-            if (await region_calls.info(draft)).uid != info.uid:
-                raise PermissionDenied(f"{call}: {info.name!r} is another user's, who can wake it")
-            undo.forget()
-        with memoryview(copy.cpu) as source:
-            return await published(draft, lambda: draft.write(source), True, missing=True)
+    """The region that ``about`` describes, made from a copy unless another process was faster."""
+    draft = await calls.create(
+        client,
+        str(about.name),
+        about.nbytes,
+        about.uuid,
+        mode=about.mode,
+        metadata=about.metadata,
+        gpu=gpu,
+        cpu=cpu,
+        wait=wait,
+    )
+    with Undo() as undo:
+        undo.keep(draft)
+        if (await region_calls.info(draft)).uid != about.uid:
+            raise PermissionDenied(f"{call}: {copy.name!r} is another user's, who can wake it")
+        undo.forget()
+    with memoryview(copy.cpu) as source:
+        return await published(draft, lambda: draft.write(source), True, missing=True)

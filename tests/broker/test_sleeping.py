@@ -1,0 +1,408 @@
+"""Regions that sleep: one copy in host memory for all who hold them, and the same addresses."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gdrpy
+from brokers import Broker
+from gdrpy import aio
+from gdrpy.broker.client import sleeping
+from serving import BrokerProcess
+from support import open_descriptors
+from test_rights import BROKER_UID, as_user
+
+DATA = np.arange(1 << 16, dtype=np.uint32)
+
+
+@pytest.fixture
+def connected(broker: Broker) -> Iterator[gdrpy.Broker]:
+    """A client of the test's broker, which has the sealed region "weights"."""
+    with gdrpy.connect(broker.path) as made:
+        made.put("weights", DATA, seal=True, metadata={"of": "llama"}).close()
+        yield made
+
+
+@pytest.fixture
+def other(broker: Broker, connected: gdrpy.Broker) -> Iterator[gdrpy.Broker]:
+    """Another client of it."""
+    with gdrpy.connect(broker.path) as made:
+        yield made
+
+
+@pytest.fixture
+def region(connected: gdrpy.Broker) -> Iterator[gdrpy.BrokerRegion]:
+    with connected.get("weights") as region:
+        yield region
+
+
+def there(client: gdrpy.Broker) -> dict[str, int | str]:
+    """The regions that have names, and where they lie."""
+    return {str(info.name): info.device for info in client.list()}
+
+
+def holds_the_data(region: gdrpy.BrokerRegion) -> bool:
+    return np.array_equal(region.numpy(), DATA)
+
+
+class TestSleepMany:
+    def test_frees_the_gpu_memory_and_keeps_a_sealed_copy_in_host_memory(self, connected, region):
+        connected.sleep_many([region])
+        assert region.detached
+        assert there(connected) == {"weights.host": "cpu"}
+        copy = connected.stat("weights.host")
+        assert (copy.sealed, copy.mode, copy.nbytes) == (True, 0o600, DATA.nbytes)
+        with connected.get("weights.host", gpu=False) as copy:
+            assert holds_the_data(copy)
+
+    def test_leaves_the_gpu_memory_to_those_that_are_awake(self, connected, other, region):
+        with other.get("weights") as awake:
+            connected.sleep_many([region])
+            assert there(connected) == {"weights": 0, "weights.host": "cpu"}
+            assert holds_the_data(awake)
+            other.sleep_many([awake])
+            assert there(connected) == {"weights.host": "cpu"}
+
+    def test_copies_the_same_contents_once(self, connected, other, region):
+        connected.sleep_many([region])
+        first = connected.stat("weights.host").region
+        connected.wake_many([region])
+        with other.get("weights") as another:
+            connected.sleep_many([region])
+            other.sleep_many([another])
+            assert connected.stat("weights.host").region == first
+
+    def test_copies_nothing_after_keep_many(self, connected, region, monkeypatch):
+        connected.keep_many([region])
+        assert not region.detached
+        monkeypatch.setattr(region, "readinto", lambda *_: pytest.fail("it copies"))
+        connected.sleep_many([region])
+        connected.wake_many([region])
+        assert holds_the_data(region)
+
+    def test_copies_new_contents_anew(self, connected, region):
+        connected.sleep_many([region])
+        connected.put("weights", DATA + 1, seal=True, metadata={"of": "llama"}).close()
+        region.attach(newer=True)
+        connected.sleep_many([region])
+        connected.wake_many([region])
+        assert np.array_equal(region.numpy(), DATA + 1)
+
+    def test_does_not_delete_a_newer_version(self, connected, region):
+        connected.put("weights", DATA + 1, seal=True).close()
+        connected.sleep_many([region])
+        with connected.get("weights") as newer:
+            assert (newer.version, newer.numpy()[0]) == (2, 1)
+
+    def test_leaves_what_sleeps_as_it_is(self, connected, region):
+        connected.sleep_many([region])
+        connected.sleep_many([region])
+        connected.wake_many([region])
+        connected.wake_many([region])
+        assert holds_the_data(region)
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda client: client.put("loose", DATA),
+            lambda client: client.create("draft", 4096),
+            lambda client: client.allocate(None, 4096),
+        ],
+    )
+    def test_refuses_what_may_change(self, connected, region, make):
+        with make(connected) as loose:
+            words = "sleep_many: <.*> must be published and sealed, so that its copy stays right"
+            with pytest.raises(gdrpy.InvalidRequest, match=words):
+                connected.sleep_many([region, loose])
+            assert (region.detached, loose.detached) == (False, False)
+            assert "loose.host" not in there(connected)
+
+    def test_refuses_another_connections_region(self, other, region):
+        with pytest.raises(ValueError, match="sleep_many: .* came from another connection"):
+            other.sleep_many([region])
+
+    def test_leaves_all_attached_if_one_is_in_use(self, connected, region):
+        connected.put("more", DATA, seal=True).close()
+        with connected.get("more") as busy:
+            view = busy.numpy()
+            with pytest.raises(BufferError):
+                connected.sleep_many([region, busy])
+            assert (region.detached, busy.detached) == (False, False)
+            del view
+
+    def test_leaves_them_attached_if_host_memory_is_short(self, start_broker):
+        broker = start_broker(quotas={"device": 3 << 20})
+        with gdrpy.connect(broker.path) as client:
+            client.put("weights", DATA, seal=True).close()
+            client.allocate("host", 3 << 20, "cpu").close()
+            with client.get("weights") as region:
+                with pytest.raises(gdrpy.OutOfMemory):
+                    client.sleep_many([region])
+                assert holds_the_data(region)
+                assert there(client) == {"weights": 0, "host": "cpu"}
+
+    def test_copies_a_foreign_copy_of_that_name_never(self, connected, region):
+        connected.put("weights.host", DATA + 1, "cpu", seal=True, metadata={"stamp": "x"}).close()
+        connected.sleep_many([region])
+        connected.wake_many([region])
+        assert holds_the_data(region)
+
+
+class TestWakeMany:
+    def test_brings_the_contents_back_to_their_addresses(self, connected, region):
+        address, array = region.ptr, region.array()
+        connected.sleep_many([region])
+        connected.wake_many([region])
+        assert (region.ptr, region.sealed, region.readonly) == (address, True, True)
+        assert bytes(array) == DATA.tobytes()
+        info = region.info()
+        assert (info.mode, info.linked, info.metadata["of"]) == (0o600, True, "llama")
+
+    def test_attaches_what_another_process_woke(self, connected, other, region):
+        with other.get("weights") as another:
+            connected.sleep_many([region])
+            other.sleep_many([another])
+            connected.wake_many([region])
+            other.wake_many([another])
+            assert (region.id, region.version) == (another.id, another.version)
+            assert holds_the_data(another)
+
+    def test_by_many_at_once_makes_one_region(self, broker, connected, region):
+        clients = [gdrpy.connect(broker.path) for _ in range(6)]
+        regions = [client.get("weights") for client in clients]
+        connected.sleep_many([region])
+        for client, one in zip(clients, regions, strict=True):
+            client.sleep_many([one])
+        assert there(connected) == {"weights.host": "cpu"}
+        together = threading.Barrier(len(clients))
+        found: list[bool] = []
+
+        def wake(client: gdrpy.Broker, one: gdrpy.BrokerRegion) -> None:
+            together.wait()
+            client.wake_many([one])
+            found.append(holds_the_data(one))
+
+        threads = [
+            threading.Thread(target=wake, args=pair) for pair in zip(clients, regions, strict=True)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == [True] * len(clients)
+        assert len({one.id for one in regions}) == 1
+        for one, client in zip(regions, clients, strict=True):
+            one.close()
+            client.close()
+
+    def test_refuses_other_contents_of_the_name(self, connected, region):
+        connected.sleep_many([region])
+        connected.put("weights", DATA + 1, seal=True, metadata={"of": "llama"}).close()
+        with pytest.raises(gdrpy.Gone, match=r"'weights' has other contents now, of version 1"):
+            connected.wake_many([region])
+        assert region.detached
+        region.attach(newer=True)
+        assert region.numpy()[0] == 1
+
+    def test_refuses_a_copy_of_other_contents(self, connected, region):
+        connected.sleep_many([region])
+        connected.put("weights.host", DATA + 1, "cpu", seal=True).close()
+        with pytest.raises(gdrpy.Gone, match=r"'weights.host' has other contents than"):
+            connected.wake_many([region])
+        assert region.detached
+
+    def test_says_that_neither_is_there(self, connected, region):
+        connected.sleep_many([region])
+        connected.delete("weights.host")
+        with pytest.raises(gdrpy.Gone, match="neither 'weights' nor its copy exists"):
+            connected.wake_many([region])
+        assert region.detached
+
+    def test_needs_no_copy_of_the_broker_once_it_has_it(self, connected, region):
+        connected.sleep_many([region])
+        connected.wake_many([region])
+        connected.delete("weights.host")
+        connected.put("weights.host", b"x", "cpu").close()
+        connected.delete("weights")
+        region.detach()
+        connected.wake_many([region])
+        assert holds_the_data(region)
+
+    def test_refuses_what_does_not_sleep(self, connected, region):
+        region.detach()
+        words = r"wake_many: sleep_many\(\) did not detach .*: attach\(\) it"
+        with pytest.raises(ValueError, match=words):
+            connected.wake_many([region])
+        region.attach()
+
+    def test_lets_all_sleep_on_if_one_cannot_wake(self, connected, region):
+        connected.put("more", DATA, seal=True).close()
+        with connected.get("more") as more:
+            connected.sleep_many([region, more])
+            connected.delete("more.host")
+            with pytest.raises(gdrpy.Gone, match="neither 'more' nor its copy"):
+                connected.wake_many([region, more])
+            assert (region.detached, more.detached) == (True, True)
+        connected.wake_many([region])
+        assert holds_the_data(region)
+
+    def test_sleeps_on_without_gpu_memory(self, start_broker):
+        broker = start_broker(quotas={"device": 3 << 20})
+        with gdrpy.connect(broker.path) as client:
+            client.put("weights", DATA, seal=True).close()
+            with client.get("weights") as region:
+                client.sleep_many([region])
+                hog = client.allocate("hog", 2 << 20)
+                with pytest.raises(gdrpy.OutOfMemory):
+                    client.wake_many([region])
+                with pytest.raises(gdrpy.Timeout, match="waited 0.01 s"):
+                    client.wake_many([region], wait=0.01)
+                hog.delete()
+                hog.close()
+                client.wake_many([region], wait=10)
+                assert holds_the_data(region)
+
+    def test_works_with_the_next_broker(self, broker_process: BrokerProcess):
+        with gdrpy.connect(broker_process.socket) as client:
+            client.put("weights", DATA, seal=True).close()
+            with client.get("weights") as region:
+                client.sleep_many([region])
+                broker_process.restart()
+                client.wake_many([region])
+                assert holds_the_data(region)
+                broker_process.restart()
+                client.sleep_many([region])
+                assert there(client) == {"weights.host": "cpu"}
+                client.wake_many([region])
+                assert holds_the_data(region)
+
+    def test_leaks_nothing(self, broker, connected):
+        before = open_descriptors()
+        with connected.get("weights") as region:
+            for _ in range(3):
+                connected.sleep_many([region])
+                connected.wake_many([region])
+        assert open_descriptors() == before
+        assert connected.stat("weights").holders == ()
+        assert connected.stat("weights.host").holders == ()
+
+    def test_from_asyncio(self, broker, connected):
+        async def main() -> None:
+            async with await aio.connect(broker.path) as client:
+                region = await client.get("weights")
+                await client.keep_many([region])
+                await client.sleep_many([region])
+                assert there(connected) == {"weights.host": "cpu"}
+                await client.wake_many([region])
+                assert holds_the_data(region)
+                await client.sleep_many([region])
+                with await client.wake("weights") as other:
+                    assert holds_the_data(other)
+                region.close()
+
+        asyncio.run(main())
+
+
+class TestWake:
+    def test_makes_the_region_again_for_a_process_that_had_none(self, connected, other, region):
+        connected.sleep_many([region])
+        with other.wake("weights") as woken:
+            assert holds_the_data(woken)
+            connected.wake_many([region])
+            assert region.id == woken.id
+
+    def test_is_as_get_for_what_is_awake(self, connected, region):
+        with connected.wake("weights", cpu=False) as same:
+            assert (same.id, same.readonly) == (region.id, True)
+
+    def test_says_that_there_is_none(self, connected):
+        with pytest.raises(gdrpy.NotFound, match="no region of the name 'weight': did you mean"):
+            connected.wake("weight")
+
+    def test_refuses_what_no_sleeper_copied(self, connected):
+        connected.put("fake.host", DATA, "cpu", seal=True).close()
+        with pytest.raises(gdrpy.InvalidRequest, match="'fake.host' is no copy that sleep_many"):
+            connected.wake("fake")
+
+
+class TestOtherUsers:
+    """A broker of one user, whose regions others may read."""
+
+    @pytest.fixture
+    def shared(self, start_broker: Any) -> str:
+        broker = start_broker(uid=BROKER_UID, options={"mode": 0o666})
+        with gdrpy.connect(broker.path) as client:
+            client.put("weights", DATA, seal=True, mode=0o644).close()
+        return broker.path
+
+    def test_cannot_put_it_to_sleep(self, shared: str):
+        def attempt() -> str:
+            with gdrpy.connect(shared) as client, client.get("weights", gpu=False) as region:
+                return _refusal(lambda: client.keep_many([region]))
+
+        assert as_user("other", attempt) == (
+            "PermissionDenied: keep_many: region 'weights' is another user's: detach() it instead"
+        )
+
+    def test_cannot_wake_it_as_their_own(self, shared: str):
+        with gdrpy.connect(shared) as client, client.get("weights") as region:
+            client.sleep_many([region])
+
+        def attempt() -> str:
+            with gdrpy.connect(shared) as client:
+                return _refusal(lambda: client.wake("weights", gpu=False))
+
+        assert as_user("other", attempt) == (
+            "PermissionDenied: wake: 'weights.host' is another user's, who can wake it"
+        )
+        with gdrpy.connect(shared) as client, client.wake("weights") as region:
+            assert holds_the_data(region)
+
+
+def _refusal(attempt: Callable[[], object]) -> str:
+    try:
+        attempt()
+    except gdrpy.Error as error:
+        return f"{type(error).__name__}: {error.args[-1]}"
+    return "done"
+
+
+def test_a_copy_that_is_killed_at_any_step_loses_nothing(broker, connected, region, monkeypatch):
+    """Each step fails in turn, as if the process ended there; the next sleeper goes on."""
+
+    class Killed(BaseException):
+        pass
+
+    asked = gdrpy.Broker._ask_now
+    for step in range(1, 100):
+        left = step
+
+        def ask(self: Any, *arguments: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if not left:
+                raise Killed
+            return asked(self, *arguments)
+
+        with gdrpy.connect(broker.path) as client, client.get("weights") as own:
+            monkeypatch.setattr(gdrpy.Broker, "_ask_now", ask)
+            try:
+                client.sleep_many([own])
+                client.wake_many([own])
+            except Killed:
+                done = False
+            else:
+                done = True
+            monkeypatch.undo()
+        with connected.wake("weights") as found:
+            assert holds_the_data(found), step
+        if done:
+            break
+    assert step > 8
+    assert sleeping._name_of_copy("weights") in there(connected)

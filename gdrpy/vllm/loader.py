@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import torch
+import vllm
 from vllm.logger import init_logger
 from vllm.model_executor.model_loader import get_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
@@ -23,9 +24,9 @@ from gdrpy import cuda
 from gdrpy.broker.client.broker import Broker, BrokerRegion, connect
 from gdrpy.errors import BrokerUnavailable, Error, NotFound
 from gdrpy.region import detach_many
+from gdrpy.torch.naming import name_of
 from gdrpy.vllm.contents import Contents, blank, numbers_of, packed
 from gdrpy.vllm.fallback import Unshareable, told
-from gdrpy.vllm.naming import name_of
 
 _logger = init_logger("vllm.gdrpy")
 
@@ -108,7 +109,7 @@ class Loader(BaseModelLoader):
 
     def _shared(self, vllm_config: Any, model_config: Any, prefix: str) -> Any:
         options, rank = self._options, vllm_config.parallel_config.rank
-        name = options.name or name_of(vllm_config, model_config, prefix, options.load_format)
+        name = options.name or _name_of(vllm_config, model_config, prefix, options.load_format)
         if vllm_config.parallel_config.world_size > 1:
             name = f"{name}/{rank}"
         try:
@@ -206,6 +207,26 @@ def update(worker: object = None) -> int:
             raise
         Contents(region).refresh(model)
     return len(stale)
+
+
+def _name_of(vllm_config: Any, model_config: Any, prefix: str, load_format: str) -> str:
+    parallel = vllm_config.parallel_config
+    return name_of(
+        "vllm",
+        vllm.__version__,
+        str(model_config.model),
+        load_format,
+        prefix,
+        model_config.revision,
+        model_config.dtype,
+        model_config.quantization,
+        model_config.hf_config.to_json_string(use_diff=False),
+        vllm_config.cache_config.cache_dtype,
+        parallel.tensor_parallel_size,
+        parallel.pipeline_parallel_size,
+        parallel.data_parallel_size,
+        parallel.enable_expert_parallel,
+    )
 
 
 @contextmanager

@@ -171,9 +171,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             except Silent as error:
                 trial.checks[str(error)] = False
                 print(error, flush=True)
+    chosen = f"--size {options.size} --memory {options.memory}"
     result = {
         "format": FORMAT,
-        "header": machine.describe(arguments or sys.argv[1:], options.commit, __file__),
+        "header": machine.describe((), options.commit)
+        | {"command": f"python benchmarks/engines.py {chosen}"},
         "modules": ["engines"],
         "quick": options.size == "small",
         "size": options.size,

@@ -162,10 +162,51 @@ class TestSave:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         monkeypatch.setattr(os, "pwrite", full)
-        why = r"save: cannot write .*s\.partial-.*: No space left on device: make room, or choose"
+        why = r"save: cannot write .*/s: No space left on device: make room, or choose"
         with pytest.raises(OSError, match=why):
             filled.save(folder / "s")
         assert list(folder.iterdir()) == []
+
+    def test_writes_and_removes_nothing_through_a_link_in_its_folders_place(self, filled, folder):
+        (folder / "precious").mkdir()
+        (folder / "precious/file").touch()
+
+        def swap(*_: int) -> None:
+            (partial,) = folder.glob("s.partial-*")
+            if partial.is_symlink():
+                raise KeyboardInterrupt
+            partial.rename(folder / "moved")
+            partial.symlink_to(folder / "precious")
+
+        with pytest.raises(KeyboardInterrupt):
+            filled.save(folder / "s", progress=swap)
+        assert [path.name for path in (folder / "precious").iterdir()] == ["file"]
+        assert list((folder / "moved").iterdir()) == []
+
+    @pytest.mark.parametrize("link", [False, True])
+    def test_into_a_folder_that_is_replaced_as_soon_as_it_is_made_is_refused(
+        self, filled, folder, monkeypatch, link
+    ):
+        (folder / "precious").mkdir()
+        (folder / "precious/file").touch()
+        mkdir = os.mkdir
+
+        def swap(name: str, mode: int, **where: int) -> None:
+            mkdir(name, mode, **where)
+            (partial,) = folder.glob("s.partial-*")
+            partial.rmdir()
+            if link:
+                partial.symlink_to(folder / "precious")
+            else:
+                (folder / "precious").rename(partial)
+
+        monkeypatch.setattr(os, "mkdir", swap)
+        why = "Not a directory" if link else "another user replaced it: choose one where no other"
+        with pytest.raises(OSError, match=f"save: cannot make .*/s: {why}"):
+            filled.save(folder / "s")
+        assert [path.name for path in folder.glob("*/*") if not path.parent.is_symlink()] == [
+            "file"
+        ]
 
     def test_files_are_their_owners_alone(self, filled, folder):
         filled.save(folder / "s")

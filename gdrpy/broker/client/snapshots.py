@@ -9,8 +9,8 @@ import errno
 import hashlib
 import os
 import time
-from collections.abc import Callable, Generator, Iterable
-from contextlib import closing, suppress
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from io import BufferedWriter, FileIO
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -54,6 +54,7 @@ _TRIES = 20
 _REMEDIES = {errno.ENOSPC: ": make room, or choose a folder on another disk"}
 #: Threads that copy: each hashes 1 to 2 GB/s.
 _THREADS = 8
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 Progress = Callable[[int, int], object] | None
 
@@ -111,35 +112,25 @@ async def save(
     if os.path.lexists(path):
         raise FileExistsError(f"save: {path} exists: choose another folder, or delete it")
     infos, grants, parcels = await _leased(client, names)
-    process = os.getpid()
-    partial = f"{path.rstrip('/')}.partial-{process}-{time.monotonic_ns()}"
+    saved = []
     try:
-        with named("save: cannot make", path, _REMEDIES):
-            os.mkdir(partial, 0o700)
-        saved = []
-        done, total = 0, sum(grant.nbytes for grant in grants)
-        for number, (info, grant) in enumerate(zip(infos, grants, strict=True)):
-            region = client._region_type._granted(client, grant, parcels, False, True)
-            try:
-                one = _described(number, region, info)
-                with closing(_copied(region, os.path.join(partial, one.file), one)) as pieces:
-                    for nbytes in pieces:
-                        done += nbytes
-                        if progress:
-                            progress(done, total)
-                        await client._connection.transport.sleep(0)  # other tasks of a loop
-            finally:
-                region.close()
-            saved.append(one)
-        with named("save: cannot write", path, _REMEDIES):
-            _write(os.path.join(partial, _INDEX), msgspec.json.encode(Snapshot(saved, _PIECE)))
-            _sync(partial)
-            os.rename(partial, path)
-            _sync(os.path.dirname(os.path.abspath(path)))
-    except BaseException:
-        if os.getpid() == process:  # not a forked child
-            _remove(partial)
-        raise
+        with _new_folder(path) as made:
+            done, total = 0, sum(grant.nbytes for grant in grants)
+            for number, (info, grant) in enumerate(zip(infos, grants, strict=True)):
+                region = client._region_type._granted(client, grant, parcels, False, True)
+                try:
+                    one = _described(number, region, info)
+                    with closing(_copied(region, path, made, one)) as pieces:
+                        for nbytes in pieces:
+                            done += nbytes
+                            if progress:
+                                progress(done, total)
+                            await client._connection.transport.sleep(0)  # other tasks of a loop
+                finally:
+                    region.close()
+                saved.append(one)
+            with named("save: cannot write", path, _REMEDIES):
+                _write(made, msgspec.json.encode(Snapshot(saved, _PIECE)))
     finally:
         parcels.clear()
     return [one.name for one in saved]
@@ -205,9 +196,9 @@ def _described(number: int, region: LeasedRegion, info: RegionInfo) -> Saved:
     )
 
 
-def _copied(region: LeasedRegion, path: str, one: Saved) -> Generator[int, None, None]:
+def _copied(region: LeasedRegion, path: str, folder: int, one: Saved) -> Generator[int, None, None]:
     """Copy a region into a file, and its digests into ``one``; yields the bytes of each piece."""
-    with named("save: cannot write", path, _REMEDIES), _new_file(path) as file:
+    with named("save: cannot write", path, _REMEDIES), _new_file(one.file, folder) as file:
         yield from _pieces_of(region, file.fileno(), one)
         os.fsync(file.fileno())
 
@@ -231,33 +222,57 @@ def _pieces_of(region: LeasedRegion, file: int, one: Saved) -> Generator[int, No
     return by_threads(range(len(one.sha256)), _THREADS, worker)
 
 
-def _new_file(path: str) -> FileIO:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    return open(fd, "wb", buffering=0)
+@contextmanager
+def _new_folder(path: str) -> Iterator[int]:
+    """The descriptor of a folder that appears at ``path`` when it is whole.
+
+    Its files are made and removed by the descriptor: others may be able to replace its name.
+    """
+    parent, name = os.path.split(path.rstrip("/"))
+    process = os.getpid()
+    partial = f"{name}.partial-{process}-{time.monotonic_ns()}"
+    with ExitStack() as stack:
+        with named("save: cannot make", path, _REMEDIES):
+            home = os.open(parent or ".", _FOLDER)
+            stack.callback(os.close, home)
+            os.mkdir(partial, 0o700, dir_fd=home)
+            stack.callback(_remove_empty, partial, home)
+            folder = os.open(partial, _FOLDER | os.O_NOFOLLOW, dir_fd=home)
+            stack.callback(os.close, folder)
+            if os.fstat(folder).st_uid != os.geteuid() or os.listdir(folder):
+                why = "another user replaced it: choose one where no other user may write"
+                raise OSError(errno.EPERM, why)
+        try:
+            yield folder
+            with named("save: cannot write", path, _REMEDIES):
+                os.fsync(folder)
+                os.rename(partial, name, src_dir_fd=home, dst_dir_fd=home)
+        except BaseException:
+            if os.getpid() == process:  # not a forked child
+                with suppress(OSError):
+                    for file in os.listdir(folder):
+                        os.unlink(file, dir_fd=folder)
+            raise
+        with named("save: cannot write", path, _REMEDIES):
+            os.fsync(home)
 
 
-def _write(path: str, data: bytes) -> None:
-    with _new_file(path) as file, BufferedWriter(file) as whole:
-        whole.write(data)
+def _remove_empty(name: str, home: int) -> None:
+    """Remove a folder that is there and has no files."""
+    with suppress(OSError):
+        os.rmdir(name, dir_fd=home)
+
+
+def _new_file(name: str, folder: int) -> FileIO:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    return open(os.open(name, flags, 0o600, dir_fd=folder), "wb", buffering=0)
+
+
+def _write(folder: int, index: bytes) -> None:
+    with _new_file(_INDEX, folder) as file, BufferedWriter(file) as whole:
+        whole.write(index)
         whole.flush()
         os.fsync(file.fileno())
-
-
-def _sync(folder: str) -> None:
-    """Have the disk know the names in a folder."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _remove(folder: str) -> None:
-    """Remove a folder of files, as far as it is there."""
-    with suppress(OSError):
-        for name in os.listdir(folder):
-            os.unlink(os.path.join(folder, name))
-        os.rmdir(folder)
 
 
 async def restore(

@@ -6,6 +6,8 @@ import asyncio
 import errno
 import json
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import gdrpy
 from brokers import Broker
 from gdrpy import aio
 from gdrpy.broker.client import calls, snapshots
+from gdrpy.common.workers import by_threads
 from support import open_descriptors
 
 ABOUT = {"format": "checkpoint", "id": "01234567"}
@@ -45,6 +48,19 @@ def filled(connected: gdrpy.Broker) -> gdrpy.Broker:
     connected.put_tensors("m/01234567/f", {"v": np.zeros(3)}, metadata=file).close()
     connected.put("m", np.frombuffer(b'["m/01234567/f"]', np.uint8), metadata=ABOUT).close()
     return connected
+
+
+def limit_threads(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """Have no more threads started than that."""
+    start, started = threading.Thread.start, []
+
+    def limited(thread: threading.Thread) -> None:
+        if len(started) == most:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
 
 
 @pytest.fixture
@@ -208,6 +224,25 @@ class TestSave:
             "file"
         ]
 
+    def test_goes_on_with_the_threads_that_can_be_started(self, filled, folder, monkeypatch):
+        before = content(filled)
+        with monkeypatch.context() as patch:
+            limit_threads(patch, 1)
+            filled.save(folder / "s", ["host"])
+        with filled.get("host", gpu=False) as region:
+            region.write(b"changed")
+        with monkeypatch.context() as patch:
+            limit_threads(patch, 1)
+            filled.restore(folder / "s")
+        assert content(filled) == before
+
+    def test_without_any_thread_names_the_remedy(self, filled, folder, monkeypatch):
+        limit_threads(monkeypatch, 0)
+        why = "no thread can be started: end some processes, or raise the limit .ulimit -u."
+        with pytest.raises(BlockingIOError, match=f"save: cannot write .*/s: {why}"):
+            filled.save(folder / "s")
+        assert list(folder.iterdir()) == []
+
     def test_files_are_their_owners_alone(self, filled, folder):
         filled.save(folder / "s")
         modes = {path.stat().st_mode & 0o777 for path in (folder / "s").iterdir()}
@@ -365,3 +400,56 @@ class TestRestore:
         (saved / "snapshot.json").write_text(json.dumps(index))
         filled.restore(saved)
         assert {(info.uid, info.gid) for info in filled.list()} == {(1234, 5678)}
+
+
+class TestByThreads:
+    def test_returns_when_no_thread_works_though_signals_come_twice(self):
+        main, done, signals = threading.get_ident(), [], []
+        over = threading.Event()
+
+        class Interrupted(Exception):
+            pass
+
+        def interrupt(*_: Any) -> None:
+            signals.append(None)
+            if len(signals) > 2:
+                over.set()
+            else:
+                raise Interrupted
+
+        def work(piece: int) -> int:
+            while not over.wait(0.01):
+                signal.pthread_kill(main, signal.SIGUSR1)
+            done.append(piece)
+            return piece
+
+        before = signal.signal(signal.SIGUSR1, interrupt)
+        try:
+            with pytest.raises(Interrupted):
+                next(by_threads([7], 1, lambda: work))
+            assert done == [7]
+        finally:
+            over.set()
+            signal.signal(signal.SIGUSR1, before)
+
+    def test_ends_in_a_forked_child_where_no_thread_works(self):
+        over = threading.Event()
+
+        def work(piece: int) -> int:
+            if piece:
+                over.wait()
+            return piece
+
+        results = by_threads(range(2), 2, lambda: work)
+        try:
+            assert next(results) == 0
+            child = os.fork()
+            if child == 0:
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.alarm(20)
+                results.close()
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+        finally:
+            over.set()
+        assert list(results) == [1]

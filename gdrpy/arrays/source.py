@@ -127,5 +127,5 @@ def named(what: str, path: str | os.PathLike[str], remedies: Mapping[int, str]) 
                 remedy = f": the current folder is {os.getcwd()}"
         why = f"{what} {os.fspath(path)}: {error.strerror}{remedy}"
         found = OSError(error.errno, why)
-        found.filename = error.filename
+        found.filename = os.fspath(path)
         raise found from None

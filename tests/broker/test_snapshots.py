@@ -179,8 +179,9 @@ class TestSave:
 
         monkeypatch.setattr(os, "pwrite", full)
         why = r"save: cannot write .*/s: No space left on device: make room, or choose"
-        with pytest.raises(OSError, match=why):
+        with pytest.raises(OSError, match=why) as raised:
             filled.save(folder / "s")
+        assert raised.value.filename == str(folder / "s")
         assert list(folder.iterdir()) == []
 
     def test_writes_and_removes_nothing_through_a_link_in_its_folders_place(self, filled, folder):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -77,6 +80,30 @@ class TestRestore:
         assert main(["restore", folder]) == 1
         why = f"restore: {file} has changed since 'table' was saved: copy the snapshot again"
         assert capsys.readouterr().err == f"error: {why}\n"
+
+    def test_that_cannot_read_names_the_file(self, put, capsys, folder, monkeypatch):
+        def broken(*_):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        put("table")
+        assert main(["save", folder]) == 0
+        capsys.readouterr()
+        monkeypatch.setattr(os, "preadv", broken)
+        assert main(["restore", folder]) == 1
+        why = f"error: restore: cannot read {folder}/00000.bin: Input/output error\n"
+        assert capsys.readouterr().err == why
+
+    def test_without_any_thread_names_the_folder(self, put, capsys, folder, monkeypatch):
+        def fail(_):
+            raise RuntimeError("can't start new thread")
+
+        put("table")
+        assert main(["save", folder]) == 0
+        capsys.readouterr()
+        monkeypatch.setattr(threading.Thread, "start", fail)
+        assert main(["restore", folder]) == 1
+        why = "no thread can be started: end some processes, or raise the limit (ulimit -u)"
+        assert capsys.readouterr().err == f"error: restore: {folder}: {why}\n"
 
 
 class TestServe:

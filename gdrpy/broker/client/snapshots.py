@@ -434,7 +434,8 @@ def _filled(draft: LeasedRegion, path: str, one: Saved, piece: int) -> Generator
             def copy(number: int) -> int:
                 start = number * piece
                 nbytes = min(piece, one.nbytes - start)
-                file.fill(memory, start, nbytes)
+                with named("restore: cannot read", path, {}):
+                    file.fill(memory, start, nbytes)
                 if hashlib.sha256(memory[:nbytes].data).hexdigest() != one.sha256[number]:
                     raise ValueError(
                         f"restore: {path} has changed since {one.name!r} was saved: copy the "

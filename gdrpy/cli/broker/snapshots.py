@@ -69,7 +69,7 @@ def copying(command: str, args: argparse.Namespace, output: Output) -> Iterator[
         except OSError as error:
             why = error.strerror or str(error)
             if not why.startswith(f"{command}: "):
-                why = f"{command}: {error.filename}: {why}"
+                why = f"{command}: {error.filename or args.folder}: {why}"
             raise CommandError(why, FAILED) from error
         except ValueError as error:
             raise CommandError(str(error), FAILED) from error

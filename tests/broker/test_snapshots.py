@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 
 import gdrpy
-from brokers import Broker
+from brokers import BROKER_UID, Broker, StartBroker
 from gdrpy import aio
 from gdrpy.broker.client import calls, snapshots
 from gdrpy.common.workers import by_threads
+from rawclient import acting_as
 from support import open_descriptors
 
 ABOUT = {"format": "checkpoint", "id": "01234567"}
@@ -29,6 +30,25 @@ ABOUT = {"format": "checkpoint", "id": "01234567"}
 def connected(broker: Broker) -> Iterator[gdrpy.Broker]:
     """A client of the test's broker."""
     with gdrpy.connect(broker.path, reconnect=0.1) as made:
+        yield made
+
+
+@pytest.fixture
+def other(broker: Broker) -> Iterator[gdrpy.Broker]:
+    """Another client of it."""
+    with gdrpy.connect(broker.path) as made:
+        yield made
+
+
+@pytest.fixture
+def user(start_broker: StartBroker) -> Iterator[gdrpy.Broker]:
+    """A client of an ordinary user, where everybody may connect."""
+    if os.geteuid() != 0:
+        pytest.skip("being other users needs CAP_SETUID")
+    path = start_broker(uid=BROKER_UID, options={"mode": 0o666}).path
+    with acting_as(40001):
+        made = gdrpy.connect(path)
+    with made:
         yield made
 
 
@@ -44,10 +64,25 @@ def filled(connected: gdrpy.Broker) -> gdrpy.Broker:
     connected.put("array", np.arange(6, dtype=np.float32), seal=True).close()
     connected.put_tensors("tensors", {"w": np.ones((40, 40))}, mode=0o640).close()
     connected.put("host", np.arange(10_001, dtype=np.uint8), "cpu", metadata={"n": 1}).close()
-    file = {"checkpoint": "m"}
-    connected.put_tensors("m/01234567/f", {"v": np.zeros(3)}, metadata=file).close()
-    connected.put("m", np.frombuffer(b'["m/01234567/f"]', np.uint8), metadata=ABOUT).close()
+    put_checkpoint(connected)
     return connected
+
+
+def put_checkpoint(
+    client: gdrpy.Broker, id: str = "01234567", files: str = "f", mode: int = 0o600
+) -> None:
+    """The checkpoint m of files that have one letter each."""
+    listed = [f"m/{id}/{file}" for file in files]
+    for file in listed:
+        about = {"checkpoint": "m"}
+        client.put_tensors(file, {"v": np.zeros(3)}, metadata=about, mode=mode).close()
+    index = np.frombuffer(json.dumps(listed).encode(), np.uint8)
+    client.put("m", index, metadata={**ABOUT, "id": id}).close()
+
+
+def names(client: gdrpy.Broker, prefix: str = "") -> list[str]:
+    """The names of the regions."""
+    return [str(info.name) for info in client.list(prefix)]
 
 
 def limit_threads(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
@@ -293,6 +328,80 @@ class TestRestore:
         assert filled.get("host", gpu=False).read() == b"newer"
         assert [str(info.name) for info in filled.list("m")] == ["m"]
 
+    def test_of_what_is_missing_keeps_files_that_another_index_lists_by_now(
+        self, filled, other, saved, monkeypatch
+    ):
+        filled.delete("m")
+        publish, steps = calls.publish_many, []
+
+        async def watched(client: Any, drafts: list[Any], **options: Any) -> list[int]:
+            versions = await publish(client, drafts, **options)
+            steps.append([draft.name for draft in drafts])
+            if len(steps) == 1:
+                assert other.restore(saved, missing=True) == ["m"]
+            return versions
+
+        monkeypatch.setattr(snapshots, "PUBLISH_LIMIT", 1)
+        monkeypatch.setattr(calls, "publish_many", watched)
+        assert filled.restore(saved, ["m"], missing=True) == ["m/01234567/f"]
+        assert filled.tensors("m")["v"].read().tolist() == [0, 0, 0]
+
+    @pytest.mark.parametrize(
+        ("most", "expected"),
+        [
+            (5, [["array", "host", "tensors", "m/01234567/f", "m"]]),
+            (4, [["array", "host", "tensors"], ["m/01234567/f", "m"]]),
+            (2, [["array", "host"], ["tensors"], ["m/01234567/f", "m"]]),
+        ],
+    )
+    def test_publishes_a_checkpoint_in_one_step(self, filled, saved, monkeypatch, most, expected):
+        publish, steps = calls.publish_many, []
+
+        async def watched(client: Any, drafts: list[Any], **options: Any) -> list[int]:
+            steps.append([draft.name for draft in drafts])
+            return await publish(client, drafts, **options)
+
+        monkeypatch.setattr(snapshots, "PUBLISH_LIMIT", most)
+        monkeypatch.setattr(calls, "publish_many", watched)
+        filled.restore(saved)
+        assert steps == expected
+
+    def test_of_what_is_missing_asks_for_names_alone(self, broker, filled, saved):
+        restart(broker)
+        filled.restore(saved, missing=True)
+        assert filled.status()["requests"].get("list", 0) == 0
+
+    def test_of_what_is_missing_leaves_what_another_user_publishes_meanwhile(self, user, folder):
+        put_checkpoint(user)
+        for name in "ab":
+            user.put(name, b"x", "cpu").close()
+        user.save(folder / "s")
+        for name in "abm":
+            user.delete(name)
+        with gdrpy.connect(user.socket) as root:
+
+            def publish(*_: int) -> None:
+                if not names(root):
+                    root.put("b", b"root's", "cpu").close()
+                    root.put("m", b"root's", "cpu").close()
+
+            assert user.restore(folder / "s", missing=True, progress=publish) == ["a"]
+            assert names(root) == ["a", "b", "m"]
+
+    def test_of_what_is_missing_deletes_files_that_their_owner_may_not_write(self, user, folder):
+        put_checkpoint(user, mode=0o440)
+        user.save(folder / "s", ["m"])
+        user.chmod("m", 0o600)
+        user.delete("m")
+
+        def publish(*_: int) -> None:
+            if not names(user):
+                user.put("m", b"newer", "cpu").close()
+
+        publishing = {"missing": True, "progress": publish}
+        assert user.restore(folder / "s", **publishing) == []
+        assert names(user) == ["m"]
+
     def test_of_what_is_missing_leaves_the_files_of_a_replaced_checkpoint_away(self, filled, saved):
         filled.put("m", b"newer", "cpu").close()
         assert filled.restore(saved, missing=True) == []
@@ -367,7 +476,7 @@ class TestRestore:
             (lambda index: index.update(format="zip"), "does not describe a snapshot"),
             (lambda index: index.update(version=2), "does not describe a snapshot"),
             (lambda index: index.update(piece=0), "does not describe a snapshot"),
-            (lambda index: index.update(piece=1 << 40), "does not describe a snapshot"),
+            (lambda index: index.update(piece=128 << 20), "does not describe a snapshot"),
             (lambda index: index["regions"][0].pop("mode"), "does not describe a snapshot"),
             (lambda index: index["regions"][0].update(file="../x"), "does not describe a snap"),
             (lambda index: index["regions"][0].update(file=".."), "does not describe a snapshot"),
@@ -380,6 +489,7 @@ class TestRestore:
             (lambda index: index["regions"][0]["sha256"].clear(), "does not describe region"),
             (lambda index: index["regions"][0].update(name=""), "name must be 1 to 255 bytes"),
             (lambda index: index["regions"][0].update(mode=0o777), "does not describe a snap"),
+            (lambda index: index["regions"].append(index["regions"][0]), "two regions of one name"),
         ],
     )
     def test_of_another_description_is_refused(self, filled, saved, change, why):

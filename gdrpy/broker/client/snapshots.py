@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from io import BufferedWriter, FileIO
+from itertools import groupby
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -35,7 +36,7 @@ from gdrpy.broker.protocol import (
     Bytes,
     Number,
 )
-from gdrpy.broker.replies import Grant, RegionInfo
+from gdrpy.broker.replies import Description, Grant, RegionInfo, Reply
 from gdrpy.common import spelling
 from gdrpy.common.arguments import as_path
 from gdrpy.common.workers import by_threads
@@ -79,7 +80,7 @@ class Snapshot(msgspec.Struct):
     """The regions in a snapshot's folder. ``piece`` is the number of bytes for each digest."""
 
     regions: list[Saved]
-    piece: Annotated[int, Meta(ge=BLOCK, le=1 << 30, multiple_of=BLOCK)]
+    piece: Annotated[int, Meta(ge=BLOCK, le=64 << 20, multiple_of=BLOCK)]
     format: Literal["gdrpy snapshot"] = "gdrpy snapshot"
     version: Literal[1] = 1
 
@@ -296,8 +297,9 @@ async def restore(
         progress: Called with the bytes done and the total.
 
     Up to 256 regions are published in one step, further ones in further steps, after the digests of
-    all were compared. They replace regions of their names. Root and the broker's user restore the
-    owners, and the regions count toward their owners' limits. Other users own what they restore.
+    all were compared; a checkpoint of up to 255 files always in one. They replace regions of their
+    names. Root and the broker's user restore the owners, and the regions count toward their owners'
+    limits. Other users own what they restore.
 
     Raises ValueError for a folder without a snapshot, and for one whose files have changed,
     NotFound, OSError, and the errors of :meth:`create`.
@@ -305,20 +307,26 @@ async def restore(
     path = as_path("restore", "folder", folder)
     snapshot = read_snapshot(path)
     chosen = _chosen(snapshot, names, path)
-    if missing:
-        there = {one.name for one in chosen if await _exists(client, one.name)}
-        chosen = [one for one in chosen if not {one.name, _index_of(one)} & there]
+    there = {one.name for one in chosen if missing and await _exists(client, one.name)}
+    chosen = [one for one in chosen if not {one.name, _index_of(one)} & there]
     home = None if device is None else as_device("restore", device)
     uuids = (await calls.status(client))["uuids"].values()
     done, total = 0, sum(one.nbytes for one in chosen)
-    drafts: list[R] = []
+    drafts: list[tuple[Saved, R]] = []
     try:
         for one in chosen:
             own: int | str = CPU_DEVICE if one.device == "cpu" else one.device
             if one.uuid in uuids:
                 own = str(one.uuid)
-            draft = await _draft(client, one, own if home is None else home)
-            drafts.append(draft)
+            try:
+                draft = await _draft(client, one, own if home is None else home)
+            except PermissionDenied:
+                if not (missing and await _exists(client, one.name)):
+                    raise
+                there.add(one.name)  # another user has published it meanwhile
+                total -= one.nbytes
+                continue
+            drafts.append((one, draft))
             file = os.path.join(path, one.file)
             with closing(_filled(draft, file, one, snapshot.piece)) as pieces:
                 for nbytes in pieces:
@@ -328,20 +336,20 @@ async def restore(
                     await client._connection.transport.sleep(0)  # other tasks of a loop
             if one.sealed:
                 await region_calls.seal(draft)
-        for start in range(0, len(drafts), PUBLISH_LIMIT):
-            some = drafts[start : start + PUBLISH_LIMIT]
+        wanted = [(one, draft) for one, draft in drafts if _index_of(one) not in there]
+        for some in _steps(wanted):
             await calls.publish_many(client, some, missing=missing)
-        await _without_orphans(chosen, drafts)
-        return [str(draft.name) for draft in drafts if draft.version]
+        await _without_orphans(client, wanted)
+        return [one.name for one, draft in wanted if draft.version]
     finally:
-        for draft in drafts:
+        for _, draft in drafts:
             draft.close()
 
 
 async def _exists(client: BrokerBase[R], name: str) -> bool:
     """Whether a name refers to a region, which this user may not be allowed to read."""
     try:
-        await lookup.stat(client, name)
+        await client._ask(requests.Stat(name, id=0), Description)
     except NotFound:
         return False
     except PermissionDenied:
@@ -355,14 +363,51 @@ def _index_of(one: Saved) -> str | None:
     return found[0] if found and places_of(one.name, one.metadata)[1] else None
 
 
-async def _without_orphans(chosen: list[Saved], drafts: list[R]) -> None:
+def _place(one: Saved) -> str:
+    """The place of the checkpoint that a region belongs to, empty if it belongs to none."""
+    own, home = places_of(one.name, one.metadata)
+    return own or home or ""
+
+
+def _steps(drafts: Iterable[tuple[Saved, R]]) -> Iterator[list[R]]:
+    """What is published in one step each; a checkpoint of up to 255 files is not divided."""
+    step: list[R] = []
+    for _, group in groupby(drafts, key=lambda pair: _place(pair[0])):
+        some = [draft for _, draft in group]
+        if step and len(step) + len(some) > PUBLISH_LIMIT:
+            yield step
+            step = []
+        step += some
+        while len(step) > PUBLISH_LIMIT:
+            yield step[:PUBLISH_LIMIT]
+            step = step[PUBLISH_LIMIT:]
+    yield step
+
+
+async def _without_orphans(client: BrokerBase[R], drafts: list[tuple[Saved, R]]) -> None:
     """Delete the files of checkpoints whose names were taken before these were published."""
-    lost = {one.name for one, draft in zip(chosen, drafts, strict=True) if not draft.version}
-    for one, draft in zip(chosen, drafts, strict=True):
+    lost = {
+        one.name
+        for one, draft in drafts
+        if not draft.version and not await _lists_the_same(client, one)
+    }
+    for one, draft in drafts:
         if draft.version and _index_of(one) in lost:
-            with suppress(NotFound, Gone):
+            with suppress(NotFound):
+                await region_calls._ask(draft, requests.Change(draft.id, 0o600, id=0), Reply)
                 await region_calls.delete(draft)
             draft.version = 0
+
+
+async def _lists_the_same(client: BrokerBase[R], one: Saved) -> bool:
+    """Whether the name of an index refers to one of the same files, or of unknown ones."""
+    try:
+        told, _ = await client._ask(requests.Stat(one.name, id=0), Description)
+    except NotFound:
+        return False
+    except PermissionDenied:
+        return True
+    return places_of(one.name, told.metadata)[0] == _place(one)
 
 
 def read_snapshot(folder: str) -> Snapshot:
@@ -380,6 +425,8 @@ def read_snapshot(folder: str) -> Snapshot:
         ) from None
     except UNDECODABLE as error:
         raise ValueError(f"restore: {path} does not describe a snapshot: {error}") from None
+    if len({one.name for one in found.regions}) < len(found.regions):
+        raise ValueError(f"restore: {path} describes two regions of one name: save it anew")
     for one in found.regions:
         as_name("restore", one.name)
         whole = len(one.sha256) == -(-one.nbytes // found.piece)
@@ -389,7 +436,7 @@ def read_snapshot(folder: str) -> Snapshot:
 
 
 def _chosen(snapshot: Snapshot, names: Iterable[str] | None, path: str) -> list[Saved]:
-    """The regions to restore; the indices of checkpoints last."""
+    """The regions to restore, by checkpoints, of which each index follows its files."""
     if isinstance(names, str):
         raise TypeError(f"restore: names must be several names, not {names!r}: give [{names!r}]")
     there = {one.name: one for one in snapshot.regions}
@@ -403,7 +450,7 @@ def _chosen(snapshot: Snapshot, names: Iterable[str] | None, path: str) -> list[
         files = places[name][0]
         if files:
             found |= {file: there[file] for file, (_, home) in places.items() if home == files}
-    return sorted(found.values(), key=lambda one: places[one.name][0] is not None)
+    return sorted(found.values(), key=lambda one: (_place(one), places[one.name][0] is not None))
 
 
 async def _draft(client: BrokerBase[R], one: Saved, device: int | str) -> R:

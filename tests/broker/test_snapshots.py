@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import pytest
 import gdrpy
 from brokers import BROKER_UID, Broker, StartBroker
 from gdrpy import aio
+from gdrpy.broker import requests
 from gdrpy.broker.client import calls, snapshots
 from gdrpy.common.workers import by_threads
 from rawclient import acting_as
@@ -85,6 +86,24 @@ def names(client: gdrpy.Broker, prefix: str = "") -> list[str]:
     return [str(info.name) for info in client.list(prefix)]
 
 
+def before_requests(
+    client: gdrpy.Broker, monkeypatch: pytest.MonkeyPatch, act: Callable[[Any], object]
+) -> None:
+    """Have something done before each request of a client, which gets the request."""
+    ask = client._ask
+
+    async def later(request: Any, *arguments: Any) -> Any:
+        act(request)
+        return await ask(request, *arguments)
+
+    monkeypatch.setattr(client, "_ask", later)
+
+
+def asks_for_regions(request: Any) -> bool:
+    """Whether a request is for leases by names."""
+    return isinstance(request, requests.Get | requests.GetMany)
+
+
 def limit_threads(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     """Have no more threads started than that."""
     start, started = threading.Thread.start, []
@@ -135,7 +154,7 @@ class TestSave:
         assert filled.tensors("m")["v"].read().tolist() == [0, 0, 0]
 
     def test_of_names_takes_a_checkpoints_files_along(self, filled, folder):
-        assert filled.save(folder / "s", ["m", "host"]) == ["m/01234567/f", "m", "host"]
+        assert filled.save(folder / "s", ["m", "host"]) == ["m", "m/01234567/f", "host"]
 
     def test_tells_the_bytes_done_and_to_do(self, filled, folder):
         told: list[tuple[int, int]] = []
@@ -187,20 +206,77 @@ class TestSave:
         filled.restore(folder / "s")
         assert content(filled) == before
 
-    def test_looks_again_if_a_name_means_another_region_than_a_moment_ago(
-        self, filled, folder, monkeypatch
+    def test_of_a_name_that_is_replaced_at_every_moment_saves_a_whole_region(
+        self, filled, other, folder, monkeypatch
     ):
-        ask, replaced = calls._granted_many, []
+        def replace(request: Any) -> None:
+            if asks_for_regions(request):
+                other.put("host", b"newer", "cpu").close()
 
-        async def later(*arguments: Any) -> Any:
-            if not replaced:
-                replaced.append(filled.put("host", b"newer", "cpu").close())
-            return await ask(*arguments)
-
-        monkeypatch.setattr(calls, "_granted_many", later)
+        before_requests(filled, monkeypatch, replace)
         filled.save(folder / "s", ["host"])
         filled.restore(folder / "s")
         assert filled.get("host", gpu=False).read() == b"newer"
+
+    def test_of_all_leaves_out_what_is_deleted_meanwhile(self, filled, other, folder, monkeypatch):
+        kept, busy = names(filled), ["busy 0"]
+        other.put(busy[0], b"x", "cpu").close()
+
+        def replace(request: Any) -> None:
+            if asks_for_regions(request):
+                busy.append(f"busy {len(busy)}")
+                other.put(busy[-1], b"x", "cpu").close()
+                other.delete(busy[-2])
+
+        before_requests(filled, monkeypatch, replace)
+        assert filled.save(folder / "s") == kept
+
+    @pytest.mark.parametrize("named", [["m"], None])
+    def test_of_a_checkpoint_that_is_replaced_between_two_files_saves_the_new_one(
+        self, connected, other, folder, monkeypatch, named
+    ):
+        put_checkpoint(connected, files="fg")
+
+        def replace(request: Any) -> None:
+            if getattr(request, "name", None) == "m/01234567/g":
+                put_checkpoint(other, "89abcdef")
+
+        before_requests(connected, monkeypatch, replace)
+        assert connected.save(folder / "s", named) == ["m", "m/89abcdef/f"]
+
+    @pytest.mark.parametrize("requests_before", [0, 1])
+    def test_describes_the_region_that_it_copies_though_the_broker_loses_its_state_meanwhile(
+        self, broker, connected, folder, monkeypatch, requests_before
+    ):
+        connected.put("a", b"old", "cpu").close()
+        asked: list[Any] = []
+
+        def lose(request: Any) -> None:
+            asked.append(request)
+            if len(asked) == requests_before + 1:
+                restart(broker)
+                with gdrpy.connect(broker.path) as new:
+                    new.put("a", b"newer", "cpu", mode=0o640, seal=True).close()
+
+        before_requests(connected, monkeypatch, lose)
+        connected.save(folder / "s", ["a"])
+        (one,) = json.loads((folder / "s/snapshot.json").read_text())["regions"]
+        assert (one["nbytes"], one["mode"], one["sealed"]) == (5, 0o640, True)
+        assert (folder / "s/00000.bin").read_bytes() == b"newer"
+
+    def test_of_a_checkpoint_that_lists_another_region_is_refused(self, filled, folder):
+        index = np.frombuffer(b'["host"]', np.uint8)
+        filled.put("x", index, metadata=ABOUT).close()
+        why = "^save: checkpoint 'x' lists 'host', which is not its file: load it again$"
+        with pytest.raises(ValueError, match=why):
+            filled.save(folder / "s", ["x"])
+        filled.put("x", b"host", metadata=ABOUT).close()
+        why = "^save: region 'x' says that it is a checkpoint and lists no regions: load it again$"
+        with pytest.raises(ValueError, match=why):
+            filled.save(folder / "s", ["x"])
+        filled.save(folder / "s")
+        filled.restore(folder / "s", ["x"])
+        assert filled.get("x", gpu=False).read() == b"host"
 
     def test_of_a_checkpoint_without_one_of_its_files_is_refused(self, filled, folder):
         filled.get("m/01234567/f", gpu=False).delete()

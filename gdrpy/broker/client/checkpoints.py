@@ -134,7 +134,7 @@ async def tensors(
         region = await calls.get(client, name, wait=wait, **views)
         if not is_checkpoint(region.metadata):
             return region._tensors("tensors")
-        names = listed(name, region.read())
+        names = listed("tensors", name, region.read())
         try:
             shards = await calls.get_many(client, names, **views)
         except NotFound as error:
@@ -231,18 +231,18 @@ async def _listing(
         info = await lookup.stat(client, name)
         if (info.metadata, info.mode, info.sealed) == (about, mode, seal):
             with await calls.get(client, name, gpu=gpu, cpu=cpu, readonly=True) as region:
-                return listed(name, region.read())
+                return listed("load_checkpoint", name, region.read())
     except (NotFound, PermissionDenied, ValueError):
         pass
     return []
 
 
-def listed(name: str, data: bytes) -> list[str]:
+def listed(call: str, name: str, data: bytes) -> list[str]:
     """The names that a checkpoint's region lists. Raises ValueError for other bytes."""
     try:
         return msgspec.json.decode(data, type=list[str])
     except UNDECODABLE:
         raise ValueError(
-            f"tensors: region {name!r} says that it is a checkpoint and lists no regions: load it "
+            f"{call}: region {name!r} says that it is a checkpoint and lists no regions: load it "
             f"again"
         ) from None

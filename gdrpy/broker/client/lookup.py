@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from gdrpy.broker import replies, requests
 from gdrpy.broker.checkpoint import is_file, place_of
 from gdrpy.broker.client.arguments import as_name, as_prefix
 from gdrpy.broker.client.base import BrokerBase
+from gdrpy.broker.client.connection import Parcels
 from gdrpy.broker.client.connection import R as M
 from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.replies import RegionInfo
@@ -32,13 +34,24 @@ async def missing(client: BrokerBase[R], name: str, error: NotFound) -> NotFound
     return error
 
 
-async def asked_by_name(client: BrokerBase[R], name: str, request: Request, kind: type[M]) -> M:
+async def asked_by_name(
+    client: BrokerBase[R], name: str, request: Request, kind: type[M]
+) -> tuple[M, Parcels]:
     """The reply to a request for the region of a name."""
     try:
-        reply, _ = await client._ask(request, kind)
+        return await client._ask(request, kind)
     except NotFound as error:
         raise await missing(client, name, error) from None
-    return reply
+
+
+@contextmanager
+def calling(call: str) -> Iterator[None]:
+    """Have the errors of the calls that it makes name the call ``call``."""
+    try:
+        yield
+    except (NotFound, PermissionDenied) as error:
+        *number, words = error.args
+        raise type(error)(*number, f"{call}: {words.partition(': ')[2]}") from None
 
 
 async def list_regions(client: BrokerBase[R], prefix: str = "") -> list[RegionInfo]:
@@ -65,17 +78,15 @@ async def stat(client: BrokerBase[R], name: str) -> RegionInfo:
     Raises NotFound, PermissionDenied, BrokerUnavailable.
     """
     request = requests.Stat(as_name("stat", name), id=0)
-    return replies.described(await asked_by_name(client, name, request, replies.Description))
+    reply, _ = await asked_by_name(client, name, request, replies.Description)
+    return replies.described(reply)
 
 
 async def named(client: BrokerBase[R], call: str, name: str) -> RegionInfo:
     """As :func:`stat`, but its errors name the call ``call``."""
     as_name(call, name)
-    try:
+    with calling(call):
         return await stat(client, name)
-    except (NotFound, PermissionDenied) as error:
-        *number, words = error.args
-        raise type(error)(*number, words.replace("stat: ", f"{call}: ", 1)) from None
 
 
 async def files_of(client: BrokerBase[R], whole: RegionInfo) -> list[RegionInfo]:

@@ -13,19 +13,19 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from io import BufferedWriter, FileIO
 from itertools import groupby
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from gdrpy.arrays.source import BLOCK, Source, named, regular
 from gdrpy.broker import requests
-from gdrpy.broker.checkpoint import file_of, is_checkpoint, places_of
+from gdrpy.broker.checkpoint import file_of, places_of
 from gdrpy.broker.client import calls, lookup, region_calls
 from gdrpy.broker.client.arguments import as_device, as_name
 from gdrpy.broker.client.base import BrokerBase
 from gdrpy.broker.client.checkpoints import listed
-from gdrpy.broker.client.connection import Parcels
+from gdrpy.broker.client.connection import Lease, Parcels
 from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.protocol import (
     CPU_DEVICE,
@@ -35,8 +35,9 @@ from gdrpy.broker.protocol import (
     UNDECODABLE,
     Bytes,
     Number,
+    unpack_metadata,
 )
-from gdrpy.broker.replies import Description, Grant, RegionInfo, Reply
+from gdrpy.broker.replies import Description, Grant, Reply
 from gdrpy.common import spelling
 from gdrpy.common.arguments import as_path
 from gdrpy.common.workers import by_threads
@@ -50,8 +51,8 @@ _INDEX = "snapshot.json"
 _PIECE = 16 << 20
 #: The largest description: of millions of pieces.
 _INDEX_LIMIT = 256 << 20
-#: Looks for regions that do not change between a look and the grants.
-_TRIES = 20
+#: Bytes of a checkpoint's list that are read: any user can publish a region that says it is one.
+_LIST_LIMIT = 16 << 20
 _REMEDIES = {errno.ENOSPC: ": make room, or choose a folder on another disk"}
 #: Threads that copy: each hashes 1 to 2 GB/s.
 _THREADS = 8
@@ -105,22 +106,24 @@ async def save(
     saved as they were. The folder appears when it is whole. A process that is killed meanwhile
     leaves a folder ``FOLDER.partial-...``.
 
-    Raises FileExistsError, NotFound, PermissionDenied (also for a file of a checkpoint), OSError.
+    Raises FileExistsError, NotFound, PermissionDenied (also for a file of a checkpoint), OSError,
+    ValueError for a checkpoint that lists other regions than its files.
     """
     path = as_path("save", "folder", folder)
     if not path:
         raise ValueError("save: folder must be a path, not ''")
     if os.path.lexists(path):
         raise FileExistsError(f"save: {path} exists: choose another folder, or delete it")
-    infos, grants, parcels = await _leased(client, names)
+    held: dict[str, _Held] = {}
     saved = []
     try:
+        await _hold_all(client, names, held)
+        done, total = 0, sum(one.told.nbytes for one in held.values())
         with _new_folder(path) as made:
-            done, total = 0, sum(grant.nbytes for grant in grants)
-            for number, (info, grant) in enumerate(zip(infos, grants, strict=True)):
+            for number, (told, grant, parcels) in enumerate(held.values()):
                 region = client._region_type._granted(client, grant, parcels, False, True)
                 try:
-                    one = _described(number, region, info)
+                    one = _described(number, told)
                     with closing(_copied(region, path, made, one)) as pieces:
                         for nbytes in pieces:
                             done += nbytes
@@ -133,67 +136,110 @@ async def save(
             with named("save: cannot write", path, _REMEDIES):
                 _write(made, msgspec.json.encode(Snapshot(saved, _PIECE)))
     finally:
-        parcels.clear()
+        for _, _, parcels in held.values():
+            parcels.clear()
     return [one.name for one in saved]
 
 
-async def _leased(
-    client: BrokerBase[R], names: Iterable[str] | None
-) -> tuple[list[RegionInfo], list[Grant], Parcels]:
-    """The regions to save, held: a checkpoint's index with its very files."""
+class _Held(NamedTuple):
+    """A region to save, and its lease."""
+
+    told: Description
+    grant: Grant
+    parcels: Parcels
+
+    @property
+    def places(self) -> tuple[str | None, str | None]:
+        """Where its files are, if it is a checkpoint; where it is, if it is a checkpoint's file."""
+        return places_of(self.told.name, self.told.metadata)
+
+
+async def _hold_all(
+    client: BrokerBase[R], names: Iterable[str] | None, held: dict[str, _Held]
+) -> None:
+    """Lease the regions to save."""
     if isinstance(names, str):
         raise TypeError(f"save: names must be several names, not {names!r}: give [{names!r}]")
-    wanted = None if names is None else list(names)
-    for left in reversed(range(_TRIES)):
-        infos = await _to_save(client, wanted)
+    if names is not None:
+        for name in names:
+            await _hold(client, name, held, whole=True)
+        return
+    for info in await lookup.list_regions(client):
+        with suppress(NotFound, PermissionDenied):  # it was deleted or replaced meanwhile
+            await _hold(client, str(info.name), held, whole=False)
+
+
+async def _hold(client: BrokerBase[R], name: str, held: dict[str, _Held], *, whole: bool) -> None:
+    """Lease a region, and a checkpoint's files. It may lack some unless it must be ``whole``."""
+    before = set(held)
+    while name not in held:
+        one = held[name] = await _leased(client, name)
         try:
-            asked = [str(info.name) for info in infos]
-            grants, parcels = await calls._granted_many(client, asked, None, True, False)
-        except NotFound:  # deleted meanwhile
-            if not left:
+            for file in await _listed(client, one):
+                if file not in held:
+                    held[file] = await _leased(client, file)
+                if held[file].places[1] != one.places[0]:
+                    raise ValueError(
+                        f"save: checkpoint {name!r} lists {file!r}, which is not its file: load it "
+                        f"again"
+                    )
+        except (NotFound, PermissionDenied, ValueError):
+            if await _stale(client, one):
+                for new in held.keys() - before:
+                    del held[new]
+            elif whole:
                 raise
-            continue
-        if [grant.region for grant in grants] == [info.region for info in infos]:
-            return infos, grants, parcels
-        parcels.clear()
-    raise Gone("save: regions were replaced each time they were looked up: save them one by one")
 
 
-async def _to_save(client: BrokerBase[R], names: list[str] | None) -> list[RegionInfo]:
-    """The regions to save; with a checkpoint all that it lists."""
-    if names is None:
-        return await lookup.list_regions(client)
-    found: dict[str, RegionInfo] = {}
-    for name in names:
-        whole = await lookup.named(client, "save", name)
-        for file in await _files_of(client, whole):
-            found[file] = await lookup.named(client, "save", file)
-        found[name] = whole
-    return list(found.values())
+async def _leased(client: BrokerBase[R], name: str) -> _Held:
+    """A region that was leased before it was described: what is told is of this very one."""
+    as_name("save", name)
+    request = requests.Get(name=name, readonly=True, gpu=False, id=0)
+    while True:
+        with lookup.calling("save"):
+            grant, parcels = await lookup.asked_by_name(client, name, request, Grant)
+        try:
+            return _Held(await _told(client, parcels[0][1]), grant, parcels)
+        except Gone:  # the broker has lost its state since
+            parcels.clear()
 
 
-async def _files_of(client: BrokerBase[R], whole: RegionInfo) -> list[str]:
+async def _told(client: BrokerBase[R], lease: Lease) -> Description:
+    told, _ = await client._ask(requests.Stat(region=lease.region, id=0), Description, [lease])
+    return told
+
+
+async def _listed(client: BrokerBase[R], one: _Held) -> list[str]:
     """The names that a checkpoint lists; none of another region."""
-    if not is_checkpoint(whole.metadata):
+    if one.places[0] is None:
         return []
-    with await calls.get(client, str(whole.name), gpu=False, readonly=True) as region:
-        return listed(str(whole.name), region.read())
+    life, number = one.parcels[0][1].life, one.told.region
+    with await calls.attach(client, life, number, gpu=False, cpu=True, readonly=True) as index:
+        return listed("save", str(one.told.name), index.read(min(index.nbytes, _LIST_LIMIT)))
 
 
-def _described(number: int, region: LeasedRegion, info: RegionInfo) -> Saved:
-    tensors = region.metadata.get("format") == "safetensors"
+async def _stale(client: BrokerBase[R], one: _Held) -> bool:
+    """Whether its name no longer refers to it."""
+    try:
+        return not (await _told(client, one.parcels[0][1])).linked
+    except Gone:
+        return True
+
+
+def _described(number: int, told: Description) -> Saved:
+    tensors = unpack_metadata(told.metadata).get("format") == "safetensors"
     return Saved(
-        name=str(info.name),
+        name=str(told.name),
         file=f"{number:05}.{'safetensors' if tensors else 'bin'}",
-        nbytes=info.nbytes,
-        uuid=info.uuid,
-        device=info.device,
-        mode=info.mode,
-        uid=info.uid,
-        gid=info.gid,
-        sealed=info.sealed,
-        metadata=region._packed,
-        sha256=[""] * len(range(0, info.nbytes, _PIECE)),
+        nbytes=told.nbytes,
+        uuid=told.uuid,
+        device="cpu" if told.device == CPU_DEVICE else told.device,
+        mode=told.mode,
+        uid=told.uid,
+        gid=told.gid,
+        sealed=told.sealed,
+        metadata=told.metadata,
+        sha256=[""] * len(range(0, told.nbytes, _PIECE)),
     )
 
 

@@ -38,7 +38,7 @@ class Checkpoints:
     def _read(self, name: str) -> list[str]:
         with self._client.get(name, gpu=False, readonly=True) as region:
             if is_checkpoint(region.metadata) and region.nbytes <= _LIST_MOST:
-                return listed(name, region.read())
+                return listed("tensors", name, region.read())
         return []
 
     def whole(self, regions: Iterable[RegionInfo]) -> list[RegionInfo]:

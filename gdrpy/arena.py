@@ -6,7 +6,6 @@ import ctypes
 import errno
 import functools
 import os
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -314,7 +313,7 @@ class Arena(Resource):
         return True
 
     def __del__(self) -> None:
-        if self._closed or sys.is_finalizing() or self._forked():
+        if self._closed or self._finalizing() or self._forked():
             return
         self._closed = True
         self._release_with_users()

@@ -281,6 +281,27 @@ class TestInterpreterExit:
         done = run(CREATE_EVERYTHING + "raise SystemExit('the end')")
         assert (done.returncode, done.stderr) == (1, "the end\n")
 
+    def test_is_quiet_for_objects_that_outlive_the_names_of_modules(self):
+        done = run(
+            """
+import gdrpy
+import gdrpy.broker.client.connection as connection
+import gdrpy.common.resource as resource
+from gdrpy.broker import temporary
+
+with temporary() as path:
+    broker = gdrpy.connect(path)
+    broker.put("x", b"abc").close()
+    region = broker.get("x")
+    held = [region, region.array(), region.numpy(), gdrpy.Arena(gdrpy.alloc(4096))]
+    del region
+    resource.sys = connection.sys = None  # as the interpreter leaves them at its exit
+    held.clear()
+    broker.close()
+"""
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+
 
 #: Blocks that end while their views are in use.
 END_BLOCKS = """

@@ -79,6 +79,8 @@ class Resource(Closing, _mapping.Resource):
     _again = "open it again from its file descriptor, or start processes by spawn or forkserver"
     _elsewhere = HOW_TO_SEND
     _closed = True  # until it is made
+    #: Kept here because at the interpreter's exit objects may outlive this module's names.
+    _finalizing = staticmethod(sys.is_finalizing)
 
     def _release(self) -> None:
         """Release what this object holds; the object stays open if this raises.
@@ -141,7 +143,7 @@ class Owner(Resource):
 
     def _drop_unused(self) -> None:
         # At interpreter exit the kernel frees everything, and CUDA may be gone already.
-        if self._closed and not self._users and not sys.is_finalizing():
+        if self._closed and not self._users and not self._finalizing():
             self._drop()
 
     @property
@@ -162,7 +164,7 @@ class Owner(Resource):
         self._give_back()
 
     def __del__(self) -> None:
-        if self._closed or sys.is_finalizing():
+        if self._closed or self._finalizing():
             return
         self._closed = True
         if not self._users and not self._forked():
@@ -180,6 +182,7 @@ class Hold:
     """
 
     _owner: Owner | None = None
+    _finalizing = staticmethod(sys.is_finalizing)
 
     def __init__(self, owner: Owner, *, lasting: bool = False) -> None:
         self._use = Lasting() if lasting else object()
@@ -199,5 +202,5 @@ class Hold:
         self.end()
 
     def __del__(self) -> None:
-        if not sys.is_finalizing():
+        if not self._finalizing():
             self.end()

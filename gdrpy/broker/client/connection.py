@@ -83,6 +83,8 @@ class Connection:
     releases the grants that no lease received.
     """
 
+    _finalizing = staticmethod(sys.is_finalizing)
+
     def __init__(self, transport: Transport, path: str, reconnect: float) -> None:
         self.transport = transport
         self.path = path
@@ -368,7 +370,7 @@ class Connection:
         Any thread may call this, also from the garbage collector in the middle of a request. A
         thread that held the lock calls it again after releasing it.
         """
-        if sys.is_finalizing():
+        if self._finalizing():
             return
         while self.returned and self.transport.try_alone(self._send_returned):
             pass

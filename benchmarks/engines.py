@@ -19,6 +19,7 @@ from time import perf_counter
 from typing import Any
 
 import machine
+from engines_worker import SIZES
 from gdrpy import cuda
 from gpumemory import nvml
 from results import FORMAT, add_arguments, save
@@ -94,10 +95,11 @@ class Trial:
         self.note(what, said if isinstance(said, float) else perf_counter() - began)
 
 
-def plain(trial: Trial, model: str, other: str) -> None:
+def plain(trial: Trial, model: str, other: str | None) -> None:
     """An engine without the plug-in, with its own sleep mode."""
-    with trial.engine("plain", other) as engine:
-        trial.right(engine, other)
+    if other is not None:
+        with trial.engine("plain", other) as engine:
+            trial.right(engine, other)
     with trial.engine("plain", model) as engine:
         trial.right(engine, model)
         for time in ("first", "second"):
@@ -106,8 +108,10 @@ def plain(trial: Trial, model: str, other: str) -> None:
         trial.check("plain: tokens after sleep and wake", engine, model)
 
 
-def shared(trial: Trial, model: str, other: str, socket: str, used: Callable[[], int]) -> None:
-    """Engines of one model, by the plug-in."""
+def shared(
+    trial: Trial, model: str, other: str | None, socket: str, used: Callable[[], int]
+) -> None:
+    """Engines of one model, by the plug-in, and then of another version of it."""
     daemon = trial._stack.enter_context(broker(socket))
     before = used()
     first = trial.engine("first", model, name="model")
@@ -140,7 +144,7 @@ def shared(trial: Trial, model: str, other: str, socket: str, used: Callable[[],
         trial.timed("second: sleep with the next broker", lambda: second.ask("sleep", 1))
         trial.timed("second: wake with the next broker", lambda: second.ask("wake"))
         trial.check("second: tokens after sleep with the next broker", second, model)
-        for version, folder in enumerate((other, model), 2):
+        for version, folder in enumerate((other, model) if other else (), 2):
             publisher = trial.engine(f"publisher {version}", folder, name="model", replace=True)
             trial.timed(f"second: takes version {version}", lambda: second.ask("update"))
             trial.check(f"second: tokens of version {version}", second, folder)
@@ -155,7 +159,8 @@ def _fail_over(first: Process, second: Process) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks/engines.py", description=__doc__)
-    parser.add_argument("--size", default="7.5GB", choices=("small", "7.5GB"), help="of the model")
+    parser.add_argument("--size", default="7.5GB", choices=SIZES, help="of the model (7.5GB)")
+    parser.add_argument("--one", action="store_true", help="no other version of the model")
     parser.add_argument("--memory", type=float, default=0.2, help="each engine's part of the GPU")
     add_arguments(parser)
     options = parser.parse_args(arguments)
@@ -164,14 +169,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, nvml() as library:
         socket, pci = f"{folder}/broker", cuda.device_info(0).pci
         with Trial(Path(folder), socket, options.memory) as trial:
-            model, other = trial.make(1, options.size), trial.make(2, options.size)
+            model = trial.make(1, options.size)
+            other = None if options.one else trial.make(2, options.size)
             try:
                 plain(trial, model, other)
                 shared(trial, model, other, socket, lambda: library.use(pci).memory)
             except Silent as error:
                 trial.checks[str(error)] = False
                 print(error, flush=True)
-    chosen = f"--size {options.size} --memory {options.memory}"
+    chosen = f"--size {options.size} --memory {options.memory}{' --one' * options.one}"
     result = {
         "format": FORMAT,
         "header": machine.describe((), options.commit)

@@ -15,7 +15,11 @@ from time import perf_counter
 from typing import Any
 
 #: Hidden size, layers, size of the MLP, vocabulary, heads, heads of keys.
-SIZES = {"small": (1024, 4, 2816, 8000, 8, 2), "7.5GB": (4096, 16, 14336, 32000, 32, 8)}
+SIZES = {
+    "small": (1024, 4, 2816, 8000, 8, 2),
+    "7.5GB": (4096, 16, 14336, 32000, 32, 8),
+    "32GB": (6144, 40, 16384, 32000, 48, 8),
+}
 
 
 def make(folder: str, seed: str, size: str) -> None:

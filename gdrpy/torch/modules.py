@@ -44,8 +44,8 @@ def share(
 
     They lie in one region of the broker, laid out like a safetensors file. Tensors keep their
     strides, and those that share memory, such as tied weights, share it there too. A tensor that
-    is not contiguous, or that overlaps another one, lies in an array of bytes ``NAME.storage``, as
-    which readers without torch see it.
+    is not contiguous, that overlaps another one, or whose element type the format lacks, lies in
+    an array of bytes ``NAME.storage``, as which readers without torch see it.
 
     Args:
         broker: The broker.
@@ -58,8 +58,8 @@ def share(
     :func:`attach` gives any process the same memory. ``assign(module, share(broker, name,
     module))`` makes this process use the shared copy and free its own.
 
-    Raises TypeError for anything else than named tensors, and for element types that the
-    safetensors format lacks, ValueError for tensors without memory, and the errors of put_tensors.
+    Raises TypeError for anything else than named tensors, and for those that are sparse, nested
+    or quantized, ValueError for tensors without memory, and the errors of put_tensors.
     """
     _check_broker("share", broker)
     state = tensors.state_dict() if isinstance(tensors, torch.nn.Module) else tensors
@@ -76,6 +76,11 @@ def share(
         if tensor.is_meta:
             raise ValueError(
                 f"share: {key!r} has no memory (device meta): share a module that was loaded"
+            )
+        if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+            raise TypeError(
+                f"share: {key!r} is sparse, nested or quantized ({tensor.layout}, {tensor.dtype}): "
+                f"share its parts, or a dense copy"
             )
     if device is None:
         on_gpu = (one.device.index or 0 for one in state.values() if one.is_cuda)

@@ -1,4 +1,4 @@
-"""Tensors that overlap or have strides of their own, in a format that has neither.
+"""Tensors that overlap or have strides or types of their own, in a format that has none of these.
 
 Their memory is stored as arrays of bytes, and a note in the image's header tells how they lie in
 them.
@@ -14,9 +14,12 @@ import torch
 
 from gdrpy import safetensors
 from gdrpy.arrays.copied import Copied
+from gdrpy.common.dtypes import DTYPES
 
 #: The note's name in the header.
 _NOTE = "gdrpy.torch.views"
+#: The names of element types that the format has.
+_TYPES = {dtype.array_name for dtype in DTYPES.values()}
 #: Arrays of bytes begin at a multiple of this in their storage, and have a multiple of it.
 _ALIGNMENT = 256
 
@@ -47,8 +50,8 @@ def packed(
     views: dict[str, _View] = {}
     for names in _clusters(plain):
         first, *others = (plain[name] for name in names)
-        if first.is_contiguous() and all(_place(one) == _place(first) for one in others):
-            stored[names[0]] = first.contiguous()
+        if _fits(first) and all(_place(one) == _place(first) for one in others):
+            stored[names[0]] = first
             aliases |= dict.fromkeys(names[1:], names[0])
             continue
         base = f"{names[0]}.storage"
@@ -89,9 +92,8 @@ def _made(view: _View, base: torch.Tensor) -> torch.Tensor:
     offset, rest = divmod(base.storage_offset() + view.offset, dtype.itemsize)
     if base.dtype != torch.uint8 or rest or view.offset < 0:
         raise ValueError(f"offset {view.offset} in {view.base!r} suits no {view.dtype}")
-    last = sum(
-        (length - 1) * step for length, step in zip(view.shape, view.stride, strict=True) if length
-    )
+    steps = zip(view.shape, view.stride, strict=True)
+    last = sum((length - 1) * step for length, step in steps) if all(view.shape) else -1
     if min([*view.shape, *view.stride, 0]) < 0 or (
         view.offset + (last + 1) * dtype.itemsize > base.numel()
     ):
@@ -133,6 +135,14 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     last = sum((length - 1) * step for length, step in steps)
     return start, start + (last + 1) * tensor.itemsize
+
+
+def _fits(tensor: torch.Tensor) -> bool:
+    """Whether the format holds a tensor as it is: its type, and its strides to the last one."""
+    usual = torch.empty(tensor.shape, device="meta").stride()
+    return str(tensor.dtype).removeprefix("torch.") in _TYPES and (
+        not tensor.numel() or tensor.stride() == usual
+    )
 
 
 def _place(tensor: torch.Tensor) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Set
 from typing import Any
 
 import msgspec
@@ -13,8 +15,10 @@ from gdrpy.torch import views
 from gdrpy.torch.modules import tensors_in, tensors_of
 from gdrpy.vllm.fallback import Unshareable
 
-#: The note's name in the image's header. It has numbers by their dotted names.
+#: The note's name in the image's header. By the dotted names of numbers it has whether loading
+#: changed them, and their text, at a width that all have: versions of one model lie alike.
 _NOTE = "gdrpy.vllm"
+_WIDTH = 24
 
 
 def numbers_of(model: torch.nn.Module) -> dict[str, float | int | bool]:
@@ -27,6 +31,11 @@ def numbers_of(model: torch.nn.Module) -> dict[str, float | int | bool]:
     }
 
 
+def changed(model: torch.nn.Module, before: dict[str, Any]) -> set[str]:
+    """The names of a model's numbers that are not what they were before."""
+    return {name for name, value in numbers_of(model).items() if before.get(name) != value}
+
+
 def packed(
     model: torch.nn.Module, before: dict[str, Any], device: torch.device
 ) -> tuple[dict[str, torch.Tensor], dict[str, str], dict[str, str]]:
@@ -34,8 +43,10 @@ def packed(
 
     ``before`` has the model's numbers before its weights were loaded.
     """
+    loaded = changed(model, before)
     numbers = {
-        name: value for name, value in numbers_of(model).items() if before.get(name) != value
+        name: (int(name in loaded), json.dumps(value).ljust(_WIDTH))  # JSON, also for infinity
+        for name, value in numbers_of(model).items()
     }
     stored, aliases, notes = views.packed(
         {name: tensor.to(device) for name, tensor in tensors_of(model).items()}
@@ -44,11 +55,13 @@ def packed(
 
 
 class Contents:
-    """A region's tensors and numbers."""
+    """A region's tensors and numbers; ``loaded`` has the names of those that loading set."""
 
     def __init__(self, region: LeasedRegion) -> None:
         note = safetensors.layout(region).metadata.get(_NOTE, "{}")
-        self._numbers = msgspec.json.decode(note, type=dict[str, float | int | bool])
+        numbers = msgspec.json.decode(note, type=dict[str, tuple[int, str]])
+        self._numbers = {name: json.loads(text) for name, (_, text) in numbers.items()}
+        self.loaded = {name for name, (was_loaded, _) in numbers.items() if was_loaded}
         self._tensors = tensors_in("load_format=gdrpy", region.tensors())
 
     def share(self, model: torch.nn.Module) -> None:
@@ -62,39 +75,42 @@ class Contents:
             if isinstance(mine, torch.nn.Parameter):
                 mine.data = self._tensors[name]
 
-    def fill(self, model: torch.nn.Module, scratch: torch.Tensor) -> None:
+    def fill(self, model: torch.nn.Module, scratch: torch.Tensor, before: dict[str, Any]) -> None:
         """Have a model that was blank use the tensors and numbers: see :func:`blank`.
 
-        Parameters become views of the region, other tensors copies. Raises as :meth:`share`.
+        Parameters become views of the region, other tensors copies. ``before`` has the model's
+        numbers before they were made of blank weights. Raises as :meth:`share`.
         """
         _check_no_meta(model)
         own, blanks = tensors_of(model), scratch.untyped_storage().data_ptr()
         self.share(model)
         parts = dict(model.named_modules())
         for name, mine in own.items():
-            if not isinstance(mine, torch.nn.Parameter) and (
-                mine.untyped_storage().data_ptr() == blanks or 0 in mine.stride()
+            if (
+                not isinstance(mine, torch.nn.Parameter)
+                and mine.untyped_storage().data_ptr() == blanks
             ):
                 _put(parts, name, self._tensors[name].clone())
-        self.refresh(model)
+        self.refresh(model, changed(model, before))
 
-    def refresh(self, model: torch.nn.Module) -> None:
-        """Copy into a model what it does not share, and set the numbers."""
+    def refresh(self, model: torch.nn.Module, more: Set[str]) -> None:
+        """Copy into a model what it does not share, and set the numbers: loaded ones, and more."""
         own = tensors_of(model)  # also what the engine has made meanwhile, such as its KV cache
         with torch.no_grad():
             for name, tensor in self._tensors.items():
                 if not isinstance(own[name], torch.nn.Parameter):
-                    own[name].copy_(tensor)
+                    _distinct(own[name]).copy_(_distinct(tensor, like=own[name]))
         parts = dict(model.named_modules())
-        for name, number in self._numbers.items():
+        for name in self._numbers.keys() & (self.loaded | more):
             prefix, _, last = name.rpartition(".")
-            setattr(parts[prefix], last, number)
+            setattr(parts[prefix], last, self._numbers[name])
 
 
 def blank(model: torch.nn.Module, device: torch.device) -> torch.Tensor:
     """Give tensors that have no memory some: buffers one each, and all parameters the same.
 
-    Returns the parameters' memory.
+    Single numbers have their own and are 1, for vLLM checks and divides by scales. Returns the
+    parameters' memory.
     """
     own = {name: tensor for name, tensor in tensors_of(model).items() if tensor.is_meta}
     nbytes = max((one.untyped_storage().nbytes() for one in own.values()), default=0)
@@ -119,16 +135,23 @@ def _put(parts: dict[str, torch.nn.Module], name: str, tensor: torch.Tensor) -> 
 
 def _blank_like(tensor: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
     """A tensor of the same class, attributes and strides."""
-    if isinstance(tensor, torch.nn.Parameter):
+    if isinstance(tensor, torch.nn.Parameter) and tensor.numel() > 1:
         blank = torch.empty(0, dtype=tensor.dtype, device=scratch.device)
         blank.set_(scratch.untyped_storage(), 0, tensor.shape, tensor.stride())
     else:
         blank = torch.empty_strided(
             tensor.shape, tensor.stride(), dtype=tensor.dtype, device=scratch.device
-        ).zero_()
+        )
+        _distinct(blank).fill_(int(tensor.numel() == 1))
     blank.__class__ = tensor.__class__
     blank.__dict__ = tensor.__dict__.copy()
     return blank
+
+
+def _distinct(tensor: torch.Tensor, like: torch.Tensor | None = None) -> torch.Tensor:
+    """A tensor without the elements that repeat others, as expanded ones do, or like another's."""
+    steps = (tensor if like is None else like).stride()
+    return tensor[tuple(slice(1 if step == 0 else None) for step in steps)]
 
 
 def _check_alike(own: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> None:

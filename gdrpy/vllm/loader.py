@@ -32,11 +32,15 @@ _logger = init_logger("vllm.gdrpy")
 
 
 class Shared(NamedTuple):
-    """A model of this process, and the region that its weights are in."""
+    """A model of this process, and the region that its weights are in.
+
+    ``loaded`` has the names of the numbers that came with the weights.
+    """
 
     broker: Broker
     region: BrokerRegion
     model: torch.nn.Module
+    loaded: set[str]
 
 
 #: The models of this process that the load format "gdrpy" loaded.
@@ -123,16 +127,21 @@ class Loader(BaseModelLoader):
         except NotFound:
             model = super().load_model(vllm_config, model_config, prefix)
             region = self._publish(broker, name, model, vllm_config)
+            contents = Contents(region)
+            contents.share(model)
+            if self._device(vllm_config).type == "cuda":
+                torch.cuda.empty_cache()
             did = "published"
         except Error as error:
             raise Unshareable("broker", str(error)) from error
         else:
-            model = self._attach(region, vllm_config, model_config, prefix)
+            contents = Contents(region)
+            model = self._attach(contents, vllm_config, model_config, prefix)
             did = "attached"
         if model_config.enable_sleep_mode:
             broker.keep_many([region])
         _logger.info("gdrpy: %s %d bytes of weights as region %r", did, region.nbytes, name)
-        shared.append(Shared(broker, region, model))
+        shared.append(Shared(broker, region, model, contents.loaded))
         if model_config.sleep_mode_backend == "cumem":  # it knows nothing of the region
             model_config.sleep_mode_backend = "gdrpy"
         return model
@@ -147,7 +156,7 @@ class Loader(BaseModelLoader):
                 raise Unshareable("offload", f"parameter {key!r} is on {parameter.device}")
         bases, aliases, notes = packed(model, self._numbers, device)
         where = cuda.uuid(device.index) if device.type == "cuda" else 0
-        region = broker.put_tensors(
+        return broker.put_tensors(
             name,
             bases,
             where,
@@ -157,13 +166,9 @@ class Loader(BaseModelLoader):
             seal=True,
             cpu=False,
         )
-        Contents(region).share(model)
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-        return region
 
     def _attach(
-        self, region: BrokerRegion, vllm_config: Any, model_config: Any, prefix: str
+        self, contents: Contents, vllm_config: Any, model_config: Any, prefix: str
     ) -> torch.nn.Module:
         """A model of a region's weights.
 
@@ -176,9 +181,9 @@ class Loader(BaseModelLoader):
                 model = initialize_model(
                     vllm_config=vllm_config, model_config=model_config, prefix=prefix
                 )
-            scratch = blank(model, device)
+            scratch, before = blank(model, device), numbers_of(model)
             process_weights_after_loading(model, model_config, device)
-        Contents(region).fill(model, scratch)
+        contents.fill(model, scratch, before)
         return model.eval()
 
     def _device(self, vllm_config: Any) -> torch.device:
@@ -192,20 +197,22 @@ def update(worker: object = None) -> int:
     """Take the newest versions of this process's shared weights; returns how many were newer.
 
     For ``llm.collective_rpc(gdrpy.vllm.update)``, between two requests. The weights keep their
-    addresses, so that captured graphs stay valid. The engine keeps its version if it raises.
+    addresses, so that captured graphs stay valid. The engine keeps its version if it raises, and
+    while it sleeps.
 
     Raises SizeMismatch if a newer version has another layout, and as ``BrokerRegion.attach``.
     """
     del worker
-    stale = [one for one in shared if one.region.stale]
-    for broker, region, model in stale:
-        detach_many([region])
-        try:
-            broker.attach_many([region], newer=True)
-        except BaseException:
-            broker.attach_many([region])
-            raise
-        Contents(region).refresh(model)
+    stale = [one for one in shared if not one.region.detached and one.region.stale]
+    for one in stale:
+        broker, region = one.broker, one.region
+        with broker._attach(region._life, region.id, gpu=False, cpu=False, readonly=True):
+            detach_many([region])  # the broker keeps the version, also without other holders
+            try:
+                take_newest(one)
+            except BaseException:
+                broker.attach_many([region])
+                raise
     return len(stale)
 
 
@@ -227,6 +234,14 @@ def _name_of(vllm_config: Any, model_config: Any, prefix: str, load_format: str)
         parallel.data_parallel_size,
         parallel.enable_expert_parallel,
     )
+
+
+def take_newest(one: Shared) -> None:
+    """Attach the newest version of a region that is detached. Raises as :func:`update`."""
+    one.broker.attach_many([one.region], newer=True)
+    contents = Contents(one.region)
+    contents.refresh(one.model, one.loaded)
+    one.loaded.update(contents.loaded)
 
 
 @contextmanager

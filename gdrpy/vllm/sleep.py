@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import groupby
 from operator import attrgetter
-from typing import Any
 
 from vllm.device_allocator.sleep_mode_backend import CuMemBackend
 
-from gdrpy.broker.client.broker import Broker
+from gdrpy.errors import Gone
 from gdrpy.region import detach_many
-from gdrpy.vllm.loader import shared
+from gdrpy.vllm.loader import Shared, shared, take_newest
 
 
 class Backend(CuMemBackend):
@@ -23,23 +21,25 @@ class Backend(CuMemBackend):
 
     def suspend(self, level: int = 1) -> None:
         """Put the engine to sleep."""
-        _each(Broker.sleep_many if level == 1 else lambda _, regions: detach_many(regions))
+        for broker, models in groupby(shared, key=attrgetter("broker")):
+            regions = [one.region for one in models]
+            broker.sleep_many(regions) if level == 1 else detach_many(regions)
         super().suspend(level)
 
     def resume(self, tags: list[str] | None = None) -> None:
         """Wake the engine, or what has these tags."""
         if tags is None or "weights" in tags:
-            _each(_wake)
+            for one in shared:
+                _wake(one)
         super().resume(tags)
 
 
-def _wake(broker: Broker, regions: list[Any]) -> None:
-    asleep = [region for region in regions if region._asleep is not None]
-    broker.wake_many(asleep)
-    broker.attach_many(region for region in regions if region._asleep is None)
-
-
-def _each(call: Callable[[Broker, list[Any]], object]) -> None:
-    """Call it with each broker and its regions."""
-    for broker, models in groupby(shared, key=attrgetter("broker")):
-        call(broker, [one.region for one in models])
+def _wake(one: Shared) -> None:
+    """Attach a region again, or the newest version if its own is gone."""
+    try:
+        if one.region._asleep is None:
+            one.broker.attach_many([one.region])
+        else:
+            one.broker.wake_many([one.region])
+    except Gone:
+        take_newest(one)

@@ -1,0 +1,5 @@
+"""What gdrpy.vllm uses of vLLM, and no more: it is as strict as the genuine 0.25.1, which needs a
+GPU. Only tests/ecosystem/test_vllm_plugin.py puts it on the path.
+"""
+
+__version__ = "0.25.1"

@@ -1,0 +1,448 @@
+"""vLLM's plug-in, on the simulated GPU and a stand-in of what it uses of vLLM."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import gdrpy
+from gdrpy.broker import temporary
+
+HERE = Path(__file__).parent
+STANDINS = HERE / "standins"
+#: What is imported anew for each test, and is gone after it.
+OURS = ("vllm", "prometheus_client", "gdrpy.vllm", "vllm_engine")
+
+
+def take_away() -> dict[str, Any]:
+    """Take the modules out of those that are imported."""
+    vars(gdrpy).pop("vllm", None)
+    names = [one for one in sys.modules if one in OURS or one.startswith(("vllm.", "gdrpy.vllm."))]
+    return {name: sys.modules.pop(name) for name in names}
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """vllm_engine.py, with the plug-in registered in the stand-in of vLLM."""
+    before = take_away()
+    monkeypatch.syspath_prepend(STANDINS)
+    monkeypatch.syspath_prepend(HERE)
+    module = importlib.import_module("vllm_engine")
+    module.gdrpy.vllm.register()
+    yield module
+    take_away()
+    sys.modules.update(before)
+
+
+@pytest.fixture(scope="module")
+def socket() -> Iterator[str]:
+    with temporary() as path:
+        yield path
+
+
+@pytest.fixture
+def broker(socket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[gdrpy.Broker]:
+    """The broker that engines find; its names are gone afterwards."""
+    monkeypatch.setenv("GDRPY_SOCKET", socket)
+    with gdrpy.connect(socket) as broker:
+        yield broker
+        for one in broker.list():
+            broker.delete(one.name)
+
+
+@pytest.fixture
+def folder(engines: Any, tmp_path: Path) -> str:
+    return engines.write_model(tmp_path / "model")
+
+
+def loader() -> Any:
+    return sys.modules["gdrpy.vllm.loader"]
+
+
+def fallbacks() -> dict[tuple[str, ...], float]:
+    return sys.modules["gdrpy.vllm.fallback"]._count.counts
+
+
+def parts(model: torch.nn.Module, region: gdrpy.Region) -> tuple[set[str], set[str]]:
+    """The names of tensors that lie in a region, and of the others."""
+    tensors = sys.modules["gdrpy.torch"].tensors_of(model)
+    inside = {
+        name
+        for name, one in tensors.items()
+        if region.ptr <= one.data_ptr() < region.ptr + region.nbytes
+    }
+    return inside, tensors.keys() - inside
+
+
+def own_copy(engines: Any, folder: str) -> Any:
+    """What an engine has that loads by itself."""
+    config = engines.config_of(folder)
+    config.load_config = engines.LoadConfig("files")
+    return engines.state(engines.start(config))
+
+
+class TestEngines:
+    def test_after_the_first_attach_all_that_it_loaded(self, engines, broker, folder):
+        expected = own_copy(engines, folder)
+        first, second = (engines.start(engines.config_of(folder)) for _ in range(2))
+        assert engines.loads == [folder] * 2  # by itself, and the first one
+        assert engines.state(first) == engines.state(second) == expected
+        assert (second.gate.factor, second.gate.zeros) == (1.0, 0)  # as before they were loaded
+        assert (first.gate.limit, second.gate.limit) == (float("inf"),) * 2
+        assert second.head.weight is second.embed.weight
+        parameters = {name for name, _ in first.named_parameters(remove_duplicate=False)}
+        for one in loader().shared:
+            inside, outside = parts(one.model, one.region)
+            assert inside == parameters
+            assert outside == {
+                "frequencies",
+                *(f"{name}.{made}" for name in ("wide", "gate")
+                  for made in ("sums", "turned", "same", "workspace")),
+            }  # fmt: skip
+        second.wide.workspace.fill_(9)
+        assert engines.state(first) == expected
+        (found,) = broker.list("vllm/model/")
+        assert (found.sealed, found.writers, found.readers) == (True, 1, 1)
+
+    def test_in_another_process_attach_too(self, engines, broker, folder):
+        first = engines.start(engines.config_of(folder))
+        path = os.pathsep.join([str(STANDINS), *sys.path])
+        command = [sys.executable, HERE / "vllm_engine.py", folder]
+        done = subprocess.run(
+            command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, check=True
+        )
+        assert json.loads(done.stdout) == [engines.state(first), []]
+
+    def test_keep_numbers_of_their_own(self, engines, broker, folder):
+        name = {"name": "own"}
+        engines.start(engines.config_of(folder, name))
+        other = engines.start(engines.config_of(folder, name, rank=3))
+        assert (other.wide.rank, other.wide.factor) == (3, 1.5)
+
+    def test_that_start_at_once_end_with_one_region(self, engines, broker, folder, monkeypatch):
+        barrier, found = threading.Barrier(2), []
+        load = engines.Files.load_weights
+        monkeypatch.setattr(
+            engines.Files, "load_weights", lambda *words: (load(*words), barrier.wait(60))
+        )
+        threads = [
+            threading.Thread(target=lambda: found.append(engines.start(engines.config_of(folder))))
+            for _ in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len({one.region.id for one in loader().shared}) == 1
+        assert engines.state(found[0]) == engines.state(found[1])
+        assert [one.version for one in broker.list("vllm/")] == [1]
+
+    def test_of_several_ranks_have_a_region_each(self, engines, broker, folder):
+        for rank in range(2):
+            engines.start(engines.config_of(folder, {"name": "model"}, rank=rank, world=2))
+        assert sorted(one.name for one in broker.list()) == ["model/0", "model/1"]
+
+    def test_download_by_the_own_loader(self, engines, broker, folder):
+        config = engines.config_of(folder)
+        found = sys.modules["vllm.model_executor.model_loader"].get_model_loader(config.load_config)
+        found.download_model(config.model_config)
+        assert Path(folder, "downloaded").exists()
+
+    @pytest.mark.parametrize(
+        ("extra", "words"),
+        [
+            ({"nmae": "x"}, "Object contains unknown field `nmae`"),
+            ({"replace": "yes"}, "Expected `bool`, got `str` - at `$.replace`"),
+            ({"name": 5}, "Expected `str | null`, got `int` - at `$.name`"),
+            ("x", "Expected `object`, got `str`"),
+        ],
+    )
+    def test_of_another_extra_configuration_are_refused(self, engines, extra, words):
+        with pytest.raises(ValueError, match="^load_format=gdrpy: ") as caught:
+            engines.start(engines.config_of("none", extra))
+        assert str(caught.value) == f"load_format=gdrpy: model_loader_extra_config: {words}"
+
+
+class TestName:
+    def test_tells_the_model_and_differs_where_weights_may(self, engines, folder, monkeypatch):
+        naming = sys.modules["gdrpy.vllm.naming"]
+
+        def name(**changes: Any) -> str:
+            config = engines.config_of(folder, **changes)
+            return naming.name_of(config, config.model_config, "", "auto")
+
+        usual = name()
+        assert usual.rpartition("/")[0] == "vllm/model"
+        assert name() == usual
+        changes = {"dtype": torch.float16, "quantization": "fp8", "hidden": 5, "cache": "fp8"}
+        names = {usual, name(world=2), *(name(**{key: one}) for key, one in changes.items())}
+        config = engines.config_of(folder)
+        names.add(naming.name_of(config, config.model_config, "draft.", "auto"))
+        names.add(naming.name_of(config, config.model_config, "", "dummy"))
+        with monkeypatch.context() as version:
+            version.setattr(naming.vllm, "__version__", "0.26")
+            names.add(name())
+        os.utime(Path(folder, "model"), (1, 1))
+        names.add(name())
+        Path(folder, "more").touch()
+        names.add(name())
+        assert len(names) == 11
+
+    def test_of_a_hubs_model_is_by_its_revision(self, engines):
+        naming = sys.modules["gdrpy.vllm.naming"]
+        config = engines.config_of("maker/model")
+        names = []
+        for config.model_config.revision in ("a", "b"):
+            names.append(naming.name_of(config, config.model_config, "", "auto"))
+        assert [one.rpartition("/")[0] for one in names] == ["vllm/model"] * 2
+        assert names[0] != names[1]
+
+
+class TestFallback:
+    @pytest.fixture
+    def cases(self, engines: Any, folder: str, tmp_path: Path) -> dict[str, Any]:
+        """Configurations whose weights cannot be shared, by the metric's word."""
+        other = engines.write_model(tmp_path / "other", hidden=6)
+        engines.start(engines.config_of(other, {"name": "other"}, hidden=6))
+        loader().shared.clear()
+        return {
+            "broker": engines.config_of(folder, {"socket": str(tmp_path / "none.sock")}),
+            "layout": engines.config_of(folder, {"name": "other"}),
+            "model": engines.config_of(folder, model_class=engines.Hiding),
+        }
+
+    @pytest.mark.parametrize("kind", ["broker", "layout", "model"])
+    def test_loads_a_copy_logs_and_counts(self, engines, broker, cases, folder, kind, caplog):
+        config = cases[kind]
+        if kind == "model":
+            engines.start(engines.config_of(folder, model_class=engines.Hiding))
+            loader().shared.clear()
+        model = engines.start(config)
+        assert engines.state(model) == own_copy(engines, folder)
+        assert model.wide is config.compilation_config.static_forward_context["wide"]
+        assert (loader().shared, fallbacks()) == ([], {(kind,): 1})
+        (line,) = [one for one in caplog.messages if one.endswith("loads a copy of its own")]
+        words = {
+            "broker": "gdrpy: connect: no broker answers at ",
+            "layout": "gdrpy: the region's 'frequencies' is (torch.float32, (6,), (1,)), and the",
+            "model": "gdrpy: .hidden keeps tensors that vLLM makes while it loads",
+        }
+        assert line.startswith(words[kind]), line
+        assert config.model_config.sleep_mode_backend == "cumem"
+
+    def test_is_refused_under_strict(self, engines, broker, cases, monkeypatch):
+        monkeypatch.setenv("GDRPY_STRICT", "1")
+        with pytest.raises(gdrpy.BackendUnavailable, match=r"^load_format=gdrpy: the region's .*;"):
+            engines.start(cases["layout"])
+        assert fallbacks() == {}
+
+
+def publish(engines: Any, folder: str, seed: float, hidden: int = 4) -> Any:
+    """Have an engine publish a new version of the weights of the region "model"."""
+    newer = engines.write_model(Path(folder + str(seed)), seed, hidden)
+    config = engines.config_of(newer, {"name": "model", "replace": True}, hidden=hidden)
+    return engines.start(config)
+
+
+class TestUpdate:
+    def test_takes_a_new_version_at_the_same_addresses(self, engines, broker, folder):
+        config = engines.config_of(folder, {"name": "model"})
+        first, second = (
+            engines.start(config),
+            engines.start(engines.config_of(folder, {"name": "model"})),
+        )
+        places = [one.data_ptr() for one in second.state_dict().values()]
+        assert engines.gdrpy.vllm.update() == 0
+        newer = publish(engines, folder, 2)
+        assert engines.state(newer) != engines.state(second)
+        assert engines.gdrpy.vllm.update() == 2
+        assert engines.state(first) == engines.state(second) == engines.state(newer)
+        assert [one.data_ptr() for one in second.state_dict().values()] == places
+        assert (second.wide.factor, second.wide.workspace.tolist()) == (2.5, [2.5, 2.5])
+        assert engines.gdrpy.vllm.update() == 0
+
+    def test_is_taken_whatever_its_numbers_are(self, engines, folder):
+        contents = sys.modules["gdrpy.vllm.contents"]
+        model = engines.Model(vllm_config=engines.config_of(folder))
+        before, lengths = contents.numbers_of(model), set()
+        for number in (1.0, 1 / 3, float("inf"), True, -(2**63)):
+            model.wide.factor = number
+            note = contents.packed(model, before, torch.device("cpu"))[2]["gdrpy.vllm"]
+            lengths.add(len(note))
+        assert len(lengths) == 1  # versions lie alike
+
+    def test_resets_numbers_that_the_old_version_alone_had_set(self, engines, broker, folder):
+        engines.write_model(Path(folder), seed=2)
+        engine = engines.start(engines.config_of(folder, {"name": "model"}))
+        factors = [engine.wide.factor]
+        publish(engines, folder, 0.5)
+        engines.gdrpy.vllm.update()
+        assert [*factors, engine.wide.factor] == [2.5, 1.0]
+
+    def test_to_another_layout_leaves_the_old_version(self, engines, broker, folder):
+        engine = engines.start(engines.config_of(folder, {"name": "model"}))
+        expected = engines.state(engine)
+        other = publish(engines, folder, 2, hidden=6)
+        with pytest.raises(gdrpy.SizeMismatch, match="of region 'model'"):
+            engines.gdrpy.vllm.update()
+        assert engines.state(engine) == expected
+        assert engines.state(other) != expected
+
+
+@pytest.fixture
+def sleeper(engines: Any, broker: gdrpy.Broker, folder: str) -> Any:
+    """An engine that can sleep: its model, its region, its backend and what that asked of vLLM."""
+    config = engines.config_of(folder, {"name": "model"}, sleep=True)
+    model = engines.start(config)
+    factory = sys.modules["vllm.device_allocator.sleep_mode_backend"].SleepModeBackendFactory
+    return SimpleNamespace(
+        model=model,
+        region=loader().shared[0].region,
+        backend=factory.create_backend(config.model_config),
+        asked=sys.modules["vllm.device_allocator"].get_mem_allocator_instance().calls,
+    )
+
+
+def names(broker: gdrpy.Broker) -> list[str]:
+    return sorted(one.name for one in broker.list())
+
+
+class TestSleep:
+    def test_gives_gpu_memory_back_and_brings_the_bytes_again(self, engines, broker, sleeper):
+        expected, place = engines.state(sleeper.model), sleeper.region.ptr
+        assert names(broker) == ["model", "model.host"]  # kept from the start
+        sleeper.backend.suspend(1)
+        assert (sleeper.backend.state(), names(broker)) == ("SUSPENDED", ["model.host"])
+        sleeper.backend.resume()
+        assert (sleeper.backend.state(), names(broker)) == ("RUNNING", ["model", "model.host"])
+        assert (engines.state(sleeper.model), sleeper.region.ptr) == (expected, place)
+        assert sleeper.asked == [("sleep", ("weights",)), ("wake_up", None)]
+
+    def test_of_an_engine_leaves_what_another_one_uses(self, engines, broker, sleeper, folder):
+        expected = engines.state(sleeper.model)
+        other = engines.start(engines.config_of(folder, {"name": "model"}))
+        awake = loader().shared.pop()  # as in another process
+        sleeper.backend.suspend(1)
+        assert names(broker) == ["model", "model.host"]
+        assert engines.state(other) == expected
+        sleeper.backend.resume()
+        assert sleeper.region.id == awake.region.id
+        assert engines.state(sleeper.model) == expected
+
+    def test_at_level_2_keeps_the_region(self, engines, broker, sleeper):
+        expected, number = engines.state(sleeper.model), sleeper.region.id
+        sleeper.backend.suspend(2)
+        assert sleeper.region.detached
+        assert names(broker) == ["model", "model.host"]
+        sleeper.backend.resume()
+        assert (engines.state(sleeper.model), sleeper.region.id) == (expected, number)
+        assert sleeper.asked == [("sleep", ()), ("wake_up", None)]
+
+    def test_wakes_weights_by_their_tag_alone(self, engines, broker, sleeper):
+        expected = engines.state(sleeper.model)
+        sleeper.backend.suspend(1)
+        sleeper.backend.resume(["kv_cache"])
+        assert names(broker) == ["model.host"]
+        sleeper.backend.resume(["weights"])
+        assert engines.state(sleeper.model) == expected
+        assert sleeper.asked[1:] == [("wake_up", ["kv_cache"]), ("wake_up", ["weights"])]
+
+    def test_at_level_2_after_level_1_and_an_update_wakes(self, engines, sleeper, folder):
+        sleeper.backend.suspend(1)
+        sleeper.backend.resume()
+        newer = publish(engines, folder, 2)
+        loader().shared.pop()  # as in another process
+        engines.gdrpy.vllm.update()
+        sleeper.backend.suspend(2)
+        sleeper.backend.resume()
+        assert engines.state(sleeper.model) == engines.state(newer)
+
+    @pytest.mark.parametrize("level", [1, 2])
+    def test_takes_a_new_version_if_its_own_is_gone(self, engines, sleeper, folder, level):
+        sleeper.backend.suspend(level)
+        newer = publish(engines, folder, 2)
+        loader().shared.pop()
+        assert engines.gdrpy.vllm.update() == 0
+        sleeper.backend.resume()
+        assert engines.state(sleeper.model) == engines.state(newer)
+        assert sleeper.model.wide.factor == 2.5
+
+
+@pytest.fixture
+def transfer(engines: Any, folder: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The weight transfer engine of an engine that has weights of its own."""
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)  # CPUs have none
+    config = engines.config_of(folder)
+    model = engines.Model(vllm_config=config)
+    factory = sys.modules["vllm.distributed.weight_transfer.factory"].WeightTransferEngineFactory
+    wanted = SimpleNamespace(backend="gdrpy")
+    return factory.create_engine(wanted, config, torch.device("cpu"), model)
+
+
+class TestTransfer:
+    def test_loads_a_trainers_tensors(self, engines, broker, transfer):
+        trained = {"embed.weight": torch.randn(7, 4), "wide.weight": torch.randn(4, 3).t()}
+
+        def send(update: dict[str, Any]) -> None:
+            transfer.start_weight_update()
+            transfer.update_weights(update)
+            transfer.finish_weight_update()
+
+        transfer.init_transfer_engine(transfer.init_info_cls())
+        transfer.trainer_send_weights(iter(trained.items()), {"name": "step", "send": send})
+        assert torch.equal(transfer.model.head.weight, trained["embed.weight"])
+        assert torch.equal(transfer.model.wide.weight, trained["wide.weight"])
+        calls = sys.modules["vllm.model_executor.model_loader.reload"].calls
+        assert calls == [("initialize", transfer.model), ("finalize", transfer.model)]
+        assert names(broker) == []
+        transfer.shutdown()
+
+    def test_deletes_the_region_if_engines_fail(self, broker, transfer):
+        def send(update: dict[str, Any]) -> None:
+            raise RuntimeError(f"no engine takes {update}")
+
+        with pytest.raises(RuntimeError, match="no engine takes {'name': 'step'}"):
+            transfer.trainer_send_weights(
+                iter([("a", torch.ones(1))]), {"name": "step", "send": send}
+            )
+        assert names(broker) == []
+
+    def test_is_refused_where_weights_are_shared(self, engines, broker, transfer, folder):
+        engines.start(engines.config_of(folder))
+        with pytest.raises(gdrpy.InvalidRequest, match="^start_weight_update: this engine's weig"):
+            transfer.start_weight_update()
+
+
+class TestPlugin:
+    def test_registers_all_three_once(self, engines):
+        loaders = sys.modules["vllm.model_executor.model_loader"]._LOADERS
+        assert loaders["gdrpy"] is loader().Loader
+        sleep = sys.modules["vllm.device_allocator.sleep_mode_backend"].SleepModeBackendFactory
+        transfer = sys.modules["vllm.distributed.weight_transfer.factory"]
+        assert sleep._registry["gdrpy"] == ("gdrpy.vllm.sleep", "Backend")
+        made = transfer.WeightTransferEngineFactory._registry["gdrpy"]
+        assert made == ("gdrpy.vllm.transfer", "Engine")
+        with pytest.raises(ValueError, match="there already"):
+            engines.gdrpy.vllm.register()
+
+    def test_is_what_the_packages_entry_point_names(self, engines, checkout):
+        project = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]
+        (value,) = project["entry-points"]["vllm.general_plugins"].values()
+        module, name = value.split(":")
+        assert getattr(importlib.import_module(module), name) is engines.gdrpy.vllm.register
+
+    def test_is_gone_after_its_tests(self):
+        assert not {"vllm", "gdrpy.vllm", "vllm_engine"} & sys.modules.keys()
+        assert str(STANDINS) not in sys.path

@@ -58,11 +58,14 @@ class Contents:
     """A region's tensors and numbers; ``loaded`` has the names of those that loading set."""
 
     def __init__(self, region: LeasedRegion) -> None:
-        note = safetensors.layout(region).metadata.get(_NOTE, "{}")
-        numbers = msgspec.json.decode(note, type=dict[str, tuple[int, str]])
-        self._numbers = {name: json.loads(text) for name, (_, text) in numbers.items()}
+        try:
+            self._tensors = tensors_in("load_format=gdrpy", region.tensors())
+            note = safetensors.layout(region).metadata.get(_NOTE, "{}")
+            numbers = msgspec.json.decode(note, type=dict[str, tuple[int, str]])
+            self._numbers = {name: json.loads(text) for name, (_, text) in numbers.items()}
+        except ValueError as error:
+            raise Unshareable("layout", str(error)) from error
         self.loaded = {name for name, (was_loaded, _) in numbers.items() if was_loaded}
-        self._tensors = tensors_in("load_format=gdrpy", region.tensors())
 
     def share(self, model: torch.nn.Module) -> None:
         """Make parameters views of the region.

@@ -22,7 +22,7 @@ from vllm.utils.torch_utils import set_default_torch_dtype
 
 from gdrpy import cuda
 from gdrpy.broker.client.broker import Broker, BrokerRegion, connect
-from gdrpy.errors import BrokerUnavailable, Error, NotFound
+from gdrpy.errors import Error, NotFound
 from gdrpy.region import detach_many
 from gdrpy.torch.naming import name_of
 from gdrpy.vllm.contents import Contents, blank, numbers_of, packed
@@ -118,33 +118,33 @@ class Loader(BaseModelLoader):
             name = f"{name}/{rank}"
         try:
             broker = connect(options.socket)
-        except BrokerUnavailable as error:
-            raise Unshareable("broker", str(error)) from error
-        try:
-            if options.replace:
-                raise NotFound(name)
-            region = broker.wake(name, cpu=False)
-        except NotFound:
-            model = super().load_model(vllm_config, model_config, prefix)
-            region = self._publish(broker, name, model, vllm_config)
-            contents = Contents(region)
-            contents.share(model)
-            if self._device(vllm_config).type == "cuda":
-                torch.cuda.empty_cache()
-            did = "published"
+            region = None if options.replace else self._found(broker, name)
+            if region is None:
+                did, model = "published", super().load_model(vllm_config, model_config, prefix)
+                region = self._publish(broker, name, model, vllm_config)
+                contents = Contents(region)
+                contents.share(model)
+                if self._device(vllm_config).type == "cuda":
+                    torch.cuda.empty_cache()
+            else:
+                did, contents = "attached", Contents(region)
+                model = self._attach(contents, vllm_config, model_config, prefix)
+            if model_config.enable_sleep_mode:
+                broker.keep_many([region])
         except Error as error:
             raise Unshareable("broker", str(error)) from error
-        else:
-            contents = Contents(region)
-            model = self._attach(contents, vllm_config, model_config, prefix)
-            did = "attached"
-        if model_config.enable_sleep_mode:
-            broker.keep_many([region])
         _logger.info("gdrpy: %s %d bytes of weights as region %r", did, region.nbytes, name)
         shared.append(Shared(broker, region, model, contents.loaded))
         if model_config.sleep_mode_backend == "cumem":  # it knows nothing of the region
             model_config.sleep_mode_backend = "gdrpy"
         return model
+
+    def _found(self, broker: Broker, name: str) -> BrokerRegion | None:
+        """The region of a name, if there is one."""
+        try:
+            return broker.wake(name, cpu=False)
+        except NotFound:
+            return None
 
     def _publish(
         self, broker: Broker, name: str, model: torch.nn.Module, vllm_config: Any
@@ -176,13 +176,17 @@ class Loader(BaseModelLoader):
         all that is not a tensor is as usual. The tensors are replaced then.
         """
         device = self._device(vllm_config)
-        with set_default_torch_dtype(model_config.dtype):
-            with device, torch.device("meta"):
-                model = initialize_model(
-                    vllm_config=vllm_config, model_config=model_config, prefix=prefix
-                )
-            scratch, before = blank(model, device), numbers_of(model)
-            process_weights_after_loading(model, model_config, device)
+        try:
+            with set_default_torch_dtype(model_config.dtype):
+                with device, torch.device("meta"):
+                    model = initialize_model(
+                        vllm_config=vllm_config, model_config=model_config, prefix=prefix
+                    )
+                scratch, before = blank(model, device), numbers_of(model)
+                process_weights_after_loading(model, model_config, device)
+        except Exception as error:
+            reason = f"vLLM cannot prepare {model_config.model!r} without weights: {error!r}"
+            raise Unshareable("model", reason) from error
         contents.fill(model, scratch, before)
         return model.eval()
 

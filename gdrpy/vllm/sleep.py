@@ -6,10 +6,13 @@ from itertools import groupby
 from operator import attrgetter
 
 from vllm.device_allocator.sleep_mode_backend import CuMemBackend
+from vllm.logger import init_logger
 
 from gdrpy.errors import Gone
 from gdrpy.region import detach_many
 from gdrpy.vllm.loader import Shared, shared, take_newest
+
+_logger = init_logger("vllm.gdrpy")
 
 
 class Backend(CuMemBackend):
@@ -41,5 +44,7 @@ def _wake(one: Shared) -> None:
             one.broker.attach_many([one.region])
         else:
             one.broker.wake_many([one.region])
-    except Gone:
+    except Gone as error:
+        _logger.info("gdrpy: %s", error)
         take_newest(one)
+        _logger.info("gdrpy: woke with version %d of %r", one.region.version, one.region.name)

@@ -177,11 +177,11 @@ class TestEngines:
 
 class TestName:
     def test_tells_the_model_and_differs_where_weights_may(self, engines, folder, monkeypatch):
-        naming = sys.modules["gdrpy.vllm.naming"]
+        loader = sys.modules["gdrpy.vllm.loader"]
 
         def name(**changes: Any) -> str:
             config = engines.config_of(folder, **changes)
-            return naming.name_of(config, config.model_config, "", "auto")
+            return loader._name_of(config, config.model_config, "", "auto")
 
         usual = name()
         assert usual.rpartition("/")[0] == "vllm/model"
@@ -189,10 +189,10 @@ class TestName:
         changes = {"dtype": torch.float16, "quantization": "fp8", "hidden": 5, "cache": "fp8"}
         names = {usual, name(world=2), *(name(**{key: one}) for key, one in changes.items())}
         config = engines.config_of(folder)
-        names.add(naming.name_of(config, config.model_config, "draft.", "auto"))
-        names.add(naming.name_of(config, config.model_config, "", "dummy"))
+        names.add(loader._name_of(config, config.model_config, "draft.", "auto"))
+        names.add(loader._name_of(config, config.model_config, "", "dummy"))
         with monkeypatch.context() as version:
-            version.setattr(naming.vllm, "__version__", "0.26")
+            version.setattr(loader.vllm, "__version__", "0.26")
             names.add(name())
         os.utime(Path(folder, "model"), (1, 1))
         names.add(name())
@@ -201,11 +201,11 @@ class TestName:
         assert len(names) == 11
 
     def test_of_a_hubs_model_is_by_its_revision(self, engines):
-        naming = sys.modules["gdrpy.vllm.naming"]
+        loader = sys.modules["gdrpy.vllm.loader"]
         config = engines.config_of("maker/model")
         names = []
         for config.model_config.revision in ("a", "b"):
-            names.append(naming.name_of(config, config.model_config, "", "auto"))
+            names.append(loader._name_of(config, config.model_config, "", "auto"))
         assert [one.rpartition("/")[0] for one in names] == ["vllm/model"] * 2
         assert names[0] != names[1]
 

@@ -103,11 +103,13 @@ class LeasedRegion(Region):
         self.enforced = grant.enforced
         self._packed, self._metadata = grant.metadata, None
         self._life = lease.life
+        self._asleep = None
 
     def _described(self) -> dict[str, Any]:
         """The fields that a grant sets, to restore if a change is undone."""
-        names = ("id", "name", "version", "sealed", "enforced", "readonly", "_packed", "_life")
-        return {"_metadata": None, **{name: getattr(self, name) for name in names}}
+        names = "id", "name", "version", "sealed", "enforced", "readonly"
+        hidden = "_packed", "_life", "_asleep"
+        return {"_metadata": None, **{name: getattr(self, name) for name in names + hidden}}
 
     def _attach_granted(self, call: str, newer: bool, grant: Grant, parcels: Parcels) -> None:
         """Attach the memory of a grant, made from the last of ``parcels``, which it removes.

@@ -56,7 +56,7 @@ myst_heading_anchors = 4
 myst_links_external_new_tab = False
 
 #: Described without being there: the site is built where none of them is.
-autodoc_mock_imports = ["cupy", "rmm", "torch"]
+autodoc_mock_imports = ["cupy", "prometheus_client", "rmm", "torch", "transformers", "vllm"]
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 #: Bounds of a message's fields, which are not what a reader asks for.
@@ -87,7 +87,8 @@ nitpick_ignore = [
         "NDArray",
     )
 ]
-nitpick_ignore_regex = [("py:class", r"(.*\.)?(np|numpy|os|collections|contextlib|torch)\..*")]
+_OTHERS = "np|numpy|os|collections|contextlib|torch|transformers"
+nitpick_ignore_regex = [("py:class", rf"(.*\.)?({_OTHERS})\..*")]
 
 
 def repository() -> str:

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from gdrpy.arrays import safetensors_image as image
 from gdrpy.arrays.array import Array
-from gdrpy.arrays.copied import Copied
 from gdrpy.arrays.elements import Elements, elements_of
 from gdrpy.arrays.safetensors_file import File, file_layout, shards
 from gdrpy.arrays.safetensors_image import Entry, Layout
@@ -76,7 +75,7 @@ def store(
     region.write(image.pad(image.encode(found)))
 
 
-def layout(region: Copied) -> Layout:
+def layout(region: Shown) -> Layout:
     """The parsed header in a region. Raises ValueError if it holds no valid image."""
     found = image.parse(image.read_header(region.nbytes, region.read))
     if found.nbytes > region.nbytes:

@@ -13,6 +13,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from gdrpy import cuda
 from gdrpy.arrays.array import Array
+from gdrpy.arrays.shown import Shown
 from gdrpy.broker.client.broker import Broker
 from gdrpy.torch.views import packed, unpacked
 
@@ -211,5 +212,6 @@ def tensors_in(call: str, arrays: abc.Mapping[str, Array]) -> dict[str, torch.Te
     found = {name: made[id(array)] for name, array in arrays.items()}
     regions = {id(array.region): array.region for array in arrays.values()}
     for region in regions.values():
-        unpacked(call, region, found)
+        if isinstance(region, Shown):  # not of a pin
+            unpacked(call, region, found)
     return found

@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 from gdrpy import safetensors
-from gdrpy.arrays.copied import Copied
+from gdrpy.arrays.shown import Shown
 from gdrpy.common.dtypes import DTYPES
 
 #: The note's name in the header.
@@ -66,7 +66,7 @@ def packed(
     return stored, aliases, {_NOTE: msgspec.json.encode(views).decode()} if views else {}
 
 
-def unpacked(call: str, region: Copied, found: dict[str, torch.Tensor]) -> None:
+def unpacked(call: str, region: Shown, found: dict[str, torch.Tensor]) -> None:
     """Put a region's tensors of which the note tells among those found, in place of their bytes.
 
     Raises ValueError for a note that :func:`packed` does not write.

@@ -41,10 +41,10 @@ _MIB = 1 << 20
 class Trial:
     """The acts in their order: what each took, and whether what it left was right."""
 
-    def __init__(self, folder: Path, socket: str, memory: float) -> None:
+    def __init__(self, folder: Path, socket: str, memory: float, gpus: int) -> None:
         self.figures: dict[str, float] = {}
         self.checks: dict[str, bool] = {}
-        self._folder, self._socket, self._memory = folder, socket, memory
+        self._folder, self._socket, self._memory, self._gpus = folder, socket, memory, gpus
         self._stack = ExitStack()
         self._right: dict[str, Any] = {}
 
@@ -62,8 +62,12 @@ class Trial:
 
     def engine(self, title: str, model: str, **extra: Any) -> Process:
         """An engine; with ``extra`` it has the load format of the plug-in."""
-        options: dict[str, Any] = {"model": model, "gpu_memory_utilization": self._memory}
-        options["load_format"] = "auto"
+        options: dict[str, Any] = {
+            "model": model,
+            "load_format": "auto",
+            "gpu_memory_utilization": self._memory,
+            "tensor_parallel_size": self._gpus,
+        }
         if extra:
             options["load_format"] = "gdrpy"
             options["model_loader_extra_config"] = {"socket": self._socket, **extra}
@@ -160,6 +164,7 @@ def _fail_over(first: Process, second: Process) -> float:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks/engines.py", description=__doc__)
     parser.add_argument("--size", default="7.5GB", choices=SIZES, help="of the model (7.5GB)")
+    parser.add_argument("--gpus", type=int, default=1, help="by which each engine is parallel (1)")
     parser.add_argument("--one", action="store_true", help="no other version of the model")
     parser.add_argument("--memory", type=float, default=0.2, help="each engine's part of the GPU")
     add_arguments(parser)
@@ -168,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # The folder is in memory: the disk is not what is measured.
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, nvml() as library:
         socket, pci = f"{folder}/broker", cuda.device_info(0).pci
-        with Trial(Path(folder), socket, options.memory) as trial:
+        with Trial(Path(folder), socket, options.memory, options.gpus) as trial:
             model = trial.make(1, options.size)
             other = None if options.one else trial.make(2, options.size)
             try:
@@ -177,11 +182,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             except Silent as error:
                 trial.checks[str(error)] = False
                 print(error, flush=True)
-    chosen = f"--size {options.size} --memory {options.memory}{' --one' * options.one}"
+    chosen = f"--size {options.size} --memory {options.memory} --gpus {options.gpus}"
+    chosen += " --one" * options.one
     result = {
         "format": FORMAT,
         "header": machine.describe((), options.commit)
-        | {"command": f"python benchmarks/engines.py {chosen}"},
+        | {"command": f"python benchmarks/engines.py {chosen}", "gpus": options.gpus},
         "modules": ["engines"],
         "quick": options.size == "small",
         "size": options.size,

@@ -116,6 +116,7 @@ class Engine:
             skip_tokenizer_init=True,
             attention_backend="TRITON_ATTN",
             enable_sleep_mode=True,
+            worker_extension_cls="gdrpy.vllm.WorkerExtension",
             enable_prefix_caching=False,  # what is cached changes the last bits, and so tokens
             max_model_len=512,
             max_num_seqs=64,
@@ -182,9 +183,7 @@ class Engine:
 
     def update(self) -> float:
         """Seconds to take the newest version of the weights."""
-        import gdrpy.vllm
-
-        return self._seconds(lambda: self._llm.collective_rpc(gdrpy.vllm.update))
+        return self._seconds(lambda: self._llm.collective_rpc("update_shared_weights"))
 
     def _seconds(self, act: Any) -> float:
         self._torch.cuda.synchronize()
@@ -207,7 +206,6 @@ def serve(options: str) -> None:
     for line in sys.stdin:
         action, *arguments = json.loads(line)
         answer(getattr(engine, action)(*arguments))
-    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,24 @@ from vllm.model_executor.model_loader import register_model_loader
 
 from gdrpy.vllm.loader import Loader, update
 
-__all__ = ["register", "update"]
+__all__ = ["WorkerExtension", "register"]
 
 #: The name of the load format, of the sleep mode's backend, and of the weight transfer engine.
 NAME = "gdrpy"
+
+
+class WorkerExtension:
+    """For vLLM's ``worker_extension_cls``: calls by ``llm.collective_rpc``."""
+
+    def update_shared_weights(self) -> int:
+        """Take the newest versions of this worker's shared weights, between two requests.
+
+        Returns how many were newer. The weights keep their addresses, so that captured graphs stay
+        valid. The worker keeps its version if it raises, and while it sleeps.
+
+        Raises SizeMismatch if a newer version has another layout, and as ``BrokerRegion.attach``.
+        """
+        return update()
 
 
 def register() -> None:

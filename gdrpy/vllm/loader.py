@@ -197,16 +197,8 @@ class Loader(BaseModelLoader):
         return device
 
 
-def update(worker: object = None) -> int:
-    """Take the newest versions of this process's shared weights; returns how many were newer.
-
-    For ``llm.collective_rpc(gdrpy.vllm.update)``, between two requests. The weights keep their
-    addresses, so that captured graphs stay valid. The engine keeps its version if it raises, and
-    while it sleeps.
-
-    Raises SizeMismatch if a newer version has another layout, and as ``BrokerRegion.attach``.
-    """
-    del worker
+def update() -> int:
+    """Take the newest versions of this process's shared weights; returns how many were newer."""
     stale = [one for one in shared if not one.region.detached and one.region.stale]
     for one in stale:
         broker, region = one.broker, one.region

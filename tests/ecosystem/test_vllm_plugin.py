@@ -264,14 +264,14 @@ class TestUpdate:
             engines.start(engines.config_of(folder, {"name": "model"})),
         )
         places = [one.data_ptr() for one in second.state_dict().values()]
-        assert engines.gdrpy.vllm.update() == 0
+        assert engines.gdrpy.vllm.WorkerExtension().update_shared_weights() == 0
         newer = publish(engines, folder, 2)
         assert engines.state(newer) != engines.state(second)
-        assert engines.gdrpy.vllm.update() == 2
+        assert engines.gdrpy.vllm.WorkerExtension().update_shared_weights() == 2
         assert engines.state(first) == engines.state(second) == engines.state(newer)
         assert [one.data_ptr() for one in second.state_dict().values()] == places
         assert (second.wide.factor, second.wide.workspace.tolist()) == (2.5, [2.5, 2.5])
-        assert engines.gdrpy.vllm.update() == 0
+        assert engines.gdrpy.vllm.WorkerExtension().update_shared_weights() == 0
 
     def test_is_taken_whatever_its_numbers_are(self, engines, folder):
         contents = sys.modules["gdrpy.vllm.contents"]
@@ -288,7 +288,7 @@ class TestUpdate:
         engine = engines.start(engines.config_of(folder, {"name": "model"}))
         factors = [engine.wide.factor]
         publish(engines, folder, 0.5)
-        engines.gdrpy.vllm.update()
+        engines.gdrpy.vllm.WorkerExtension().update_shared_weights()
         assert [*factors, engine.wide.factor] == [2.5, 1.0]
 
     def test_to_another_layout_leaves_the_old_version(self, engines, broker, folder):
@@ -296,7 +296,7 @@ class TestUpdate:
         expected = engines.state(engine)
         other = publish(engines, folder, 2, hidden=6)
         with pytest.raises(gdrpy.SizeMismatch, match="of region 'model'"):
-            engines.gdrpy.vllm.update()
+            engines.gdrpy.vllm.WorkerExtension().update_shared_weights()
         assert engines.state(engine) == expected
         assert engines.state(other) != expected
 
@@ -364,7 +364,7 @@ class TestSleep:
         sleeper.backend.resume()
         newer = publish(engines, folder, 2)
         loader().shared.pop()  # as in another process
-        engines.gdrpy.vllm.update()
+        engines.gdrpy.vllm.WorkerExtension().update_shared_weights()
         sleeper.backend.suspend(2)
         sleeper.backend.resume()
         assert engines.state(sleeper.model) == engines.state(newer)
@@ -374,7 +374,7 @@ class TestSleep:
         sleeper.backend.suspend(level)
         newer = publish(engines, folder, 2)
         loader().shared.pop()
-        assert engines.gdrpy.vllm.update() == 0
+        assert engines.gdrpy.vllm.WorkerExtension().update_shared_weights() == 0
         sleeper.backend.resume()
         assert engines.state(sleeper.model) == engines.state(newer)
         assert sleeper.model.wide.factor == 2.5

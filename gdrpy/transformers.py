@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
+from gdrpy import cuda
 from gdrpy.broker.client.broker import Broker, BrokerRegion
 from gdrpy.errors import NotFound
 from gdrpy.torch.modules import assign, empty_weights, share, tensors_in
-from gdrpy.torch.naming import name_of
+from gdrpy.torch.naming import check_owner, name_of
 
 __all__ = ["from_pretrained", "region_of"]
 
@@ -54,8 +56,9 @@ def from_pretrained(
     state. The first process loads it into host memory. Those that start at the same time may each
     load it, and end with the same region. It wakes weights of which all holders sleep.
 
-    Raises TypeError for options that weights would not fit, ValueError for a quantized model, and
-    the errors of transformers, :func:`gdrpy.torch.assign` and ``Broker.put_tensors``.
+    Raises TypeError for options that weights would not fit, ValueError for a quantized model and
+    for a named region on another GPU, PermissionDenied for another user's region unless it was
+    named, and the errors of transformers, :func:`gdrpy.torch.assign` and ``Broker.put_tensors``.
     """
     unknown = sorted(options.keys() - _OF_CONFIG - _OF_MODEL - {"trust_remote_code"})
     if unknown:
@@ -65,28 +68,38 @@ def from_pretrained(
         )
     of_config = {key: value for key, value in options.items() if key not in _OF_MODEL}
     of_model = {key: value for key, value in options.items() if key not in _OF_CONFIG}
-    path = os.fspath(model)
+    path, gpu = os.fspath(model), cuda.ordinal("from_pretrained", device)
     config = AutoConfig.from_pretrained(path, **of_config)
     if getattr(config, "quantization_config", None):
         raise ValueError(
             f"from_pretrained: {path!r} is quantized, and its parts depend on what was loaded: "
             f"vLLM's plug-in shares such models"
         )
-    if name is None:
-        what = config.to_json_string(use_diff=False), kind.__name__, dtype, sorted(of_model.items())
-        version = transformers.__version__
-        name = name_of("transformers", version, path, *what, options.get("revision"))
+    known = name
+    if known is None:
+        what = config.to_json_string(use_diff=False), kind.__name__, sorted(of_model.items())
+        kept = str(dtype).removeprefix("torch."), cuda.uuid(gpu), options.get("revision")
+        folder = str(Path(path, options.get("subfolder") or ""))
+        known = name_of("transformers", transformers.__version__, folder, *what, *kept)
     try:
-        region = broker.wake(name, cpu=False)
+        region = broker.wake(known, cpu=False)
     except NotFound:
         made = kind.from_pretrained(path, dtype=dtype, **options)
         about = {"dtype": str(made.dtype).removeprefix("torch.")}
         given = {"seal": True, "missing": True, "mode": mode, "metadata": about, "cpu": False}
-        share(broker, name, made, device, **given)
-        region = broker.wake(name, cpu=False)
+        share(broker, known, made, cuda.uuid(gpu), **given)
+        region = broker.wake(known, cpu=False)
     else:
+        if name is None:
+            check_owner(broker, region)
+        if region.device != gpu:
+            raise ValueError(
+                f"from_pretrained: region {known!r} is on {region.location}, not on device {gpu}: "
+                f"choose another name"
+            )
+        make = getattr(kind, "from_config", None) or kind._from_config
         with empty_weights():
-            made = kind.from_config(config, dtype=region.metadata.get("dtype"), **of_model)
+            made = make(config, dtype=region.metadata.get("dtype"), **of_model)
         if made.can_generate():
             with suppress(OSError):  # it has none
                 made.generation_config = GenerationConfig.from_pretrained(path, **of_config)

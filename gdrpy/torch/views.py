@@ -22,6 +22,8 @@ _NOTE = "gdrpy.torch.views"
 _TYPES = {dtype.array_name for dtype in DTYPES.values()}
 #: Arrays of bytes begin at a multiple of this in their storage, and have a multiple of it.
 _ALIGNMENT = 256
+#: Bytes in gaps up to which a tensor keeps its strides, if the gaps are larger than itself.
+_GAPS = 1 << 20
 
 
 class _View(msgspec.Struct, array_like=True):
@@ -53,6 +55,10 @@ def packed(
         if _fits(first) and all(_place(one) == _place(first) for one in others):
             stored[names[0]] = first
             aliases |= dict.fromkeys(names[1:], names[0])
+            continue
+        gaps = _extent(first)[1] - _extent(first)[0] - first.nbytes
+        if len(names) == 1 and gaps > max(first.nbytes, _GAPS):  # such as one column of many
+            stored[names[0]] = first.contiguous()
             continue
         base = f"{names[0]}.storage"
         while base in plain:

@@ -19,6 +19,7 @@ from gdrpy.vllm.fallback import Unshareable
 #: changed them, and their text, at a width that all have: versions of one model lie alike.
 _NOTE = "gdrpy.vllm"
 _WIDTH = 24
+_NUMBERS = (float, int, bool)
 
 
 def numbers_of(model: torch.nn.Module) -> dict[str, float | int | bool]:
@@ -27,7 +28,7 @@ def numbers_of(model: torch.nn.Module) -> dict[str, float | int | bool]:
         f"{prefix}.{name}": value
         for prefix, part in model.named_modules()
         for name, value in vars(part).items()
-        if type(value) in (float, int, bool)
+        if type(value) in _NUMBERS
     }
 
 
@@ -63,6 +64,8 @@ class Contents:
             note = safetensors.layout(region).metadata.get(_NOTE, "{}")
             numbers = msgspec.json.decode(note, type=dict[str, tuple[int, str]])
             self._numbers = {name: json.loads(text) for name, (_, text) in numbers.items()}
+            if any(type(one) not in _NUMBERS for one in self._numbers.values()):
+                raise ValueError(f"{region!r} has other values than numbers")
         except ValueError as error:
             raise Unshareable("layout", str(error)) from error
         self.loaded = {name for name, (was_loaded, _) in numbers.items() if was_loaded}
@@ -104,7 +107,7 @@ class Contents:
                 if not isinstance(own[name], torch.nn.Parameter):
                     _distinct(own[name]).copy_(_distinct(tensor, like=own[name]))
         parts = dict(model.named_modules())
-        for name in self._numbers.keys() & (self.loaded | more):
+        for name in self._numbers.keys() & numbers_of(model).keys() & (self.loaded | more):
             prefix, _, last = name.rpartition(".")
             setattr(parts[prefix], last, self._numbers[name])
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import msgspec
 import torch
 import vllm
+from vllm.envs import compile_factors
 from vllm.logger import init_logger
 from vllm.model_executor.model_loader import get_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
@@ -24,7 +26,7 @@ from gdrpy import cuda
 from gdrpy.broker.client.broker import Broker, BrokerRegion, connect
 from gdrpy.errors import Error, NotFound
 from gdrpy.region import detach_many
-from gdrpy.torch.naming import name_of
+from gdrpy.torch.naming import check_owner, name_of
 from gdrpy.vllm.contents import Contents, blank, numbers_of, packed
 from gdrpy.vllm.fallback import Unshareable, told
 
@@ -39,7 +41,7 @@ class Shared(NamedTuple):
 
     broker: Broker
     region: BrokerRegion
-    model: torch.nn.Module
+    model: weakref.ref[torch.nn.Module]
     loaded: set[str]
 
 
@@ -112,29 +114,35 @@ class Loader(BaseModelLoader):
         return self._own.load_model(vllm_config, model_config, prefix)
 
     def _shared(self, vllm_config: Any, model_config: Any, prefix: str) -> Any:
-        options, rank = self._options, vllm_config.parallel_config.rank
-        name = options.name or _name_of(vllm_config, model_config, prefix, options.load_format)
-        if vllm_config.parallel_config.world_size > 1:
-            name = f"{name}/{rank}"
+        _check_shareable(vllm_config)
+        options, device = self._options, self._device(vllm_config)
+        name = _name_of(options, vllm_config, model_config, prefix, device)
         try:
             broker = connect(options.socket)
             region = None if options.replace else self._found(broker, name)
+            if region is not None and options.name is None:
+                check_owner(broker, region)
             if region is None:
                 did, model = "published", super().load_model(vllm_config, model_config, prefix)
                 region = self._publish(broker, name, model, vllm_config)
                 contents = Contents(region)
                 contents.share(model)
-                if self._device(vllm_config).type == "cuda":
+                if device.type == "cuda":
                     torch.cuda.empty_cache()
             else:
                 did, contents = "attached", Contents(region)
                 model = self._attach(contents, vllm_config, model_config, prefix)
-            if model_config.enable_sleep_mode:
-                broker.keep_many([region])
         except Error as error:
             raise Unshareable("broker", str(error)) from error
+        if model_config.enable_sleep_mode:
+            try:
+                broker.keep_many([region])
+            except (Error, ValueError) as error:
+                _logger.warning("gdrpy: the first sleep will copy the weights: %s", error)
         _logger.info("gdrpy: %s %d bytes of weights as region %r", did, region.nbytes, name)
-        shared.append(Shared(broker, region, model, contents.loaded))
+        one = Shared(broker, region, weakref.ref(model), contents.loaded)
+        shared.append(one)
+        weakref.finalize(model, _forget, one)
         if model_config.sleep_mode_backend == "cumem":  # it knows nothing of the region
             model_config.sleep_mode_backend = "gdrpy"
         return model
@@ -201,43 +209,93 @@ def update() -> int:
     """Take the newest versions of this process's shared weights; returns how many were newer."""
     stale = [one for one in shared if not one.region.detached and one.region.stale]
     for one in stale:
-        broker, region = one.broker, one.region
-        with broker._attach(region._life, region.id, gpu=False, cpu=False, readonly=True):
-            detach_many([region])  # the broker keeps the version, also without other holders
+        region, before = one.region, one.region._described()
+        with hold(one):  # the broker keeps the version, also without other holders
+            detach_many([region])
             try:
                 take_newest(one)
             except BaseException:
-                broker.attach_many([region])
+                detach_many([region])
+                vars(region).update(before)
+                one.broker.attach_many([region])
+                if (model := one.model()) is not None:
+                    Contents(region).refresh(model, one.loaded)
                 raise
     return len(stale)
 
 
-def _name_of(vllm_config: Any, model_config: Any, prefix: str, load_format: str) -> str:
+def hold(one: Shared) -> BrokerRegion:
+    """A lease of a region, without views."""
+    region = one.region
+    return one.broker._attach(region._life, region.id, gpu=False, cpu=False, readonly=True)
+
+
+def take_newest(one: Shared) -> None:
+    """Attach the newest version of a region that is detached.
+
+    If it raises, the region is detached or has the newest version. Raises as ``attach()``.
+    """
+    region, model = one.region, one.model()
+    with one.broker.wake(str(region.name), cpu=False):
+        one.broker.attach_many([region], newer=True)
+    contents = Contents(region)
+    if model is not None:
+        contents.refresh(model, one.loaded)
+    one.loaded.update(contents.loaded)
+
+
+def _forget(one: Shared) -> None:
+    """Give back what an engine had that was dropped."""
+    with suppress(ValueError):
+        shared.remove(one)
+    with suppress(BufferError):  # somebody has a tensor of it
+        one.region.close()
+    one.broker.close()
+
+
+def _check_shareable(vllm_config: Any) -> None:
+    """Raise Unshareable for what writes into parameters after they were loaded."""
+    parallel, transfer = vllm_config.parallel_config, vllm_config.weight_transfer_config
+    for writer, there in {
+        "enable_eplb": parallel.enable_eplb,
+        "enable_elastic_ep": parallel.enable_elastic_ep,
+        "weight_transfer_config": transfer is not None,
+    }.items():
+        if there:
+            raise Unshareable(
+                "writer", f"{writer} writes into weights, and shared ones are read-only"
+            )
+
+
+def _name_of(
+    options: _Options, vllm_config: Any, model_config: Any, prefix: str, device: torch.device
+) -> str:
+    """The name of the region for a model of this engine's rank."""
     parallel = vllm_config.parallel_config
-    return name_of(
+    role = "" if model_config is vllm_config.model_config else "/draft"
+    rank = f"/{parallel.rank}" if parallel.world_size > 1 else ""
+    if options.name is not None:
+        return options.name + role + rank
+    name = name_of(
         "vllm",
         vllm.__version__,
         str(model_config.model),
-        load_format,
+        options.load_format,
+        options.extra_config,
         prefix,
         model_config.revision,
         model_config.dtype,
         model_config.quantization,
         model_config.hf_config.to_json_string(use_diff=False),
         vllm_config.cache_config.cache_dtype,
-        parallel.tensor_parallel_size,
-        parallel.pipeline_parallel_size,
-        parallel.data_parallel_size,
-        parallel.enable_expert_parallel,
+        parallel.compute_hash(),
+        vllm_config.kernel_config.compute_hash(),
+        parallel.data_parallel_rank if parallel.enable_expert_parallel else 0,
+        vllm_config.lora_config is not None,
+        sorted(compile_factors().items()),
+        cuda.uuid(device.index or 0),
     )
-
-
-def take_newest(one: Shared) -> None:
-    """Attach the newest version of a region that is detached. Raises as :func:`update`."""
-    one.broker.attach_many([one.region], newer=True)
-    contents = Contents(one.region)
-    contents.refresh(one.model, one.loaded)
-    one.loaded.update(contents.loaded)
+    return name + role + rank
 
 
 @contextmanager

@@ -8,9 +8,10 @@ from operator import attrgetter
 from vllm.device_allocator.sleep_mode_backend import CuMemBackend
 from vllm.logger import init_logger
 
+from gdrpy.broker.client.broker import BrokerRegion
 from gdrpy.errors import Gone
 from gdrpy.region import detach_many
-from gdrpy.vllm.loader import Shared, shared, take_newest
+from gdrpy.vllm.loader import Shared, hold, shared, take_newest
 
 _logger = init_logger("vllm.gdrpy")
 
@@ -22,11 +23,21 @@ class Backend(CuMemBackend):
     them in host memory when the last engine sleeps; at level 2 they stay on the GPU.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        #: Leases of the weights at level 2: other engines' sleep does not free them.
+        self._held: list[BrokerRegion] = []
+
     def suspend(self, level: int = 1) -> None:
         """Put the engine to sleep."""
         for broker, models in groupby(shared, key=attrgetter("broker")):
-            regions = [one.region for one in models]
-            broker.sleep_many(regions) if level == 1 else detach_many(regions)
+            awake = [one for one in models if not one.region.detached]
+            regions = [one.region for one in awake]
+            if level == 1:
+                broker.sleep_many(regions)
+            else:
+                self._held += map(hold, awake)
+                detach_many(regions)
         super().suspend(level)
 
     def resume(self, tags: list[str] | None = None) -> None:
@@ -34,6 +45,8 @@ class Backend(CuMemBackend):
         if tags is None or "weights" in tags:
             for one in shared:
                 _wake(one)
+            while self._held:
+                self._held.pop().close()
         super().resume(tags)
 
 

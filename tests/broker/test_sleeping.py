@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,8 +14,8 @@ import pytest
 import gdrpy
 from brokers import Broker
 from gdrpy import aio
-from gdrpy.broker.client import sleeping
-from serving import BrokerProcess
+from gdrpy.broker.replies import RegionInfo
+from serving import BrokerProcess, StartServing
 from support import open_descriptors
 from test_rights import BROKER_UID, as_user
 
@@ -42,9 +43,23 @@ def region(connected: gdrpy.Broker) -> Iterator[gdrpy.BrokerRegion]:
         yield region
 
 
+@pytest.fixture
+def broker_on_two_gpus(start_serving: StartServing) -> str:
+    return start_serving(GDRPY_SIM_DEVICES="2").socket
+
+
 def there(client: gdrpy.Broker) -> dict[str, int | str]:
-    """The regions that have names, and where they lie."""
-    return {str(info.name): info.device for info in client.list()}
+    """The regions that have names, without the stamps of copies, and where they lie."""
+    return {
+        re.sub(r"(\.host)/[0-9a-f]{16}$", r"\1", str(info.name)): info.device
+        for info in client.list()
+    }
+
+
+def copy_of(client: gdrpy.Broker, name: str = "weights") -> RegionInfo:
+    """The one copy of a region."""
+    [info] = client.list(f"{name}.host/")
+    return client.stat(str(info.name))
 
 
 def holds_the_data(region: gdrpy.BrokerRegion) -> bool:
@@ -56,9 +71,9 @@ class TestSleepMany:
         connected.sleep_many([region])
         assert region.detached
         assert there(connected) == {"weights.host": "cpu"}
-        copy = connected.stat("weights.host")
-        assert (copy.sealed, copy.mode, copy.nbytes) == (True, 0o600, DATA.nbytes)
-        with connected.get("weights.host", gpu=False) as copy:
+        about = copy_of(connected)
+        assert (about.sealed, about.mode, about.nbytes) == (True, 0o600, DATA.nbytes)
+        with connected.get(str(about.name), gpu=False) as copy:
             assert holds_the_data(copy)
 
     def test_leaves_the_gpu_memory_to_those_that_are_awake(self, connected, other, region):
@@ -71,12 +86,12 @@ class TestSleepMany:
 
     def test_copies_the_same_contents_once(self, connected, other, region):
         connected.sleep_many([region])
-        first = connected.stat("weights.host").region
+        first = copy_of(connected).region
         connected.wake_many([region])
         with other.get("weights") as another:
             connected.sleep_many([region])
             other.sleep_many([another])
-            assert connected.stat("weights.host").region == first
+            assert copy_of(connected).region == first
 
     def test_copies_nothing_after_keep_many(self, connected, region, monkeypatch):
         connected.keep_many([region])
@@ -147,11 +162,90 @@ class TestSleepMany:
                 assert holds_the_data(region)
                 assert there(client) == {"weights": 0, "host": "cpu"}
 
-    def test_copies_a_foreign_copy_of_that_name_never(self, connected, region):
-        connected.put("weights.host", DATA + 1, "cpu", seal=True, metadata={"stamp": "x"}).close()
+    def test_knows_contents_that_carry_the_metadata_of_others(self, connected, region):
         connected.sleep_many([region])
         connected.wake_many([region])
+        connected.put("weights", DATA + 1, seal=True, metadata=region.metadata).close()
+        with connected.get("weights") as newer:
+            connected.sleep_many([newer])
+            connected.wake_many([newer])
+            assert newer.numpy()[0] == 1
+
+    def test_of_an_older_version_leaves_the_newer_ones_copy(self, connected, other, region):
+        connected.put("weights", DATA + 1, seal=True).close()
+        with other.get("weights") as newer:
+            other.sleep_many([newer])
+            connected.sleep_many([region])
+            other.wake_many([newer])
+            assert newer.numpy()[0] == 1
+
+    def test_copies_no_sealed_draft(self, connected, region):
+        with connected.create("weights", DATA.nbytes) as draft:
+            draft.write(DATA + 9)
+            draft.seal()
+            with pytest.raises(gdrpy.InvalidRequest, match="must be published and sealed"):
+                connected.keep_many([draft])
+
+    def test_gives_the_copy_the_permissions_of_the_region(self, connected, region):
+        connected.chmod("weights", 0o644)
+        connected.keep_many([region])
+        connected.chmod("weights", 0o640)
+        connected.sleep_many([region])
+        assert copy_of(connected).mode == 0o640
+        connected.wake_many([region])
+        assert region.info().mode == 0o640
+
+    def test_leaves_one_copy_of_processes_that_sleep_at_once(self, broker, connected):
+        clients = [gdrpy.connect(broker.path) for _ in range(6)]
+        regions = [client.get("weights") for client in clients]
+        together = threading.Barrier(len(clients))
+
+        def sleep(client: gdrpy.Broker, one: gdrpy.BrokerRegion) -> None:
+            together.wait()
+            client.sleep_many([one])
+
+        threads = [
+            threading.Thread(target=sleep, args=pair) for pair in zip(clients, regions, strict=True)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert there(connected) == {"weights.host": "cpu"}
+        for one, client in zip(regions, clients, strict=True):
+            client.wake_many([one])
+            assert holds_the_data(one)
+            one.close()
+            client.close()
+
+    def test_that_was_interrupted_is_finished_by_the_next(self, connected, region, monkeypatch):
+        def interrupted(*_: object, **more: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("gdrpy.broker.client.sleeping.free", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            connected.sleep_many([region])
+        monkeypatch.undo()
+        assert there(connected) == {"weights": 0, "weights.host": "cpu"}
+        connected.sleep_many([region])
+        assert there(connected) == {"weights.host": "cpu"}
+        connected.wake_many([region])
         assert holds_the_data(region)
+
+    def test_is_undone_by_delete(self, connected, region):
+        connected.sleep_many([region])
+        connected.delete("weights")
+        assert there(connected) == {}
+        with pytest.raises(gdrpy.NotFound, match="delete: there is no region of the name 'wei"):
+            connected.delete("weights")
+
+    def test_leaves_others_regions_of_such_names_alone(self, connected, region):
+        for name in ("weights.host", "weights.host/x", f"weights.host/{'0' * 16}"):
+            connected.put(name, DATA, "cpu", seal=True).close()
+        connected.sleep_many([region])
+        connected.wake_many([region])
+        connected.delete("weights")
+        assert len(connected.list()) == 3
 
 
 class TestWakeMany:
@@ -210,27 +304,40 @@ class TestWakeMany:
         region.attach(newer=True)
         assert region.numpy()[0] == 1
 
-    def test_refuses_a_copy_of_other_contents(self, connected, region):
+    def test_of_an_older_version_does_not_come_before_the_newer_one(self, connected, other, region):
         connected.sleep_many([region])
-        connected.put("weights.host", DATA + 1, "cpu", seal=True).close()
-        with pytest.raises(gdrpy.Gone, match=r"'weights.host' has other contents than"):
+        connected.wake_many([region])
+        connected.put("weights", DATA + 1, seal=True).close()
+        with other.get("weights") as newer:
+            connected.sleep_many([region])
+            other.sleep_many([newer])
+            with pytest.raises(gdrpy.Gone, match="neither 'weights' nor its copy exists"):
+                connected.wake_many([region])
+            other.wake_many([newer])
+            assert newer.numpy()[0] == 1
+
+    def test_refuses_a_copy_that_is_not_its_own(self, connected, region):
+        connected.sleep_many([region])
+        name = str(copy_of(connected).name)
+        connected.put(name, DATA + 1, "cpu", seal=True).close()
+        with pytest.raises(gdrpy.Gone, match=r"is not what sleep_many\(\) made: delete it"):
             connected.wake_many([region])
         assert region.detached
 
     def test_says_that_neither_is_there(self, connected, region):
         connected.sleep_many([region])
-        connected.delete("weights.host")
+        connected.delete("weights")
         with pytest.raises(gdrpy.Gone, match="neither 'weights' nor its copy exists"):
             connected.wake_many([region])
         assert region.detached
 
-    def test_needs_no_copy_of_the_broker_once_it_has_it(self, connected, region):
+    def test_brings_back_nothing_that_was_deleted(self, connected, region):
         connected.sleep_many([region])
         connected.wake_many([region])
         connected.sleep_many([region])
-        connected.put("weights.host", b"x", "cpu").close()
-        connected.wake_many([region])
-        assert holds_the_data(region)
+        connected.delete("weights")
+        with pytest.raises(gdrpy.Gone, match="neither 'weights' nor its copy exists"):
+            connected.wake_many([region])
 
     def test_refuses_what_does_not_sleep(self, connected, region):
         region.detach()
@@ -243,10 +350,11 @@ class TestWakeMany:
         connected.put("more", DATA, seal=True).close()
         with connected.get("more") as more:
             connected.sleep_many([region, more])
-            connected.delete("more.host")
+            connected.delete("more")
             with pytest.raises(gdrpy.Gone, match="neither 'more' nor its copy"):
                 connected.wake_many([region, more])
             assert (region.detached, more.detached) == (True, True)
+            assert there(connected) == {"weights.host": "cpu"}
         connected.wake_many([region])
         assert holds_the_data(region)
 
@@ -288,7 +396,7 @@ class TestWakeMany:
                 connected.wake_many([region])
         assert open_descriptors() == before
         assert connected.stat("weights").holders == ()
-        assert connected.stat("weights.host").holders == ()
+        assert copy_of(connected).holders == ()
 
     def test_from_asyncio(self, broker, connected):
         async def main() -> None:
@@ -324,8 +432,9 @@ class TestWake:
             connected.wake("weight")
 
     def test_refuses_what_no_sleeper_copied(self, connected):
-        connected.put("fake.host", DATA, "cpu", seal=True).close()
-        with pytest.raises(gdrpy.InvalidRequest, match="'fake.host' is no copy that sleep_many"):
+        name = f"fake.host/{'0' * 16}"
+        connected.put(name, DATA, "cpu", seal=True, metadata={"gdrpy.copy": [1, 2]}).close()
+        with pytest.raises(gdrpy.NotFound, match="no region of the name 'fake'"):
             connected.wake("fake")
 
 
@@ -356,8 +465,9 @@ class TestOtherUsers:
             with gdrpy.connect(shared) as client:
                 return _refusal(lambda: client.wake("weights", gpu=False))
 
-        assert as_user("other", attempt) == (
-            "PermissionDenied: wake: 'weights.host' is another user's, who can wake it"
+        assert re.fullmatch(
+            "PermissionDenied: wake: 'weights.host/.*' is another user's, who can wake it",
+            as_user("other", attempt),
         )
         with gdrpy.connect(shared) as client, client.wake("weights") as region:
             assert holds_the_data(region)
@@ -403,4 +513,22 @@ def test_a_copy_that_is_killed_at_any_step_loses_nothing(broker, connected, regi
         if done:
             break
     assert step > 8
-    assert sleeping._name_of_copy("weights") in there(connected)
+    assert there(connected) == {"weights": 0, "weights.host": "cpu"}
+
+
+def test_missing_of_a_region_on_another_gpu_raises_at_once(broker_on_two_gpus):
+    """The region is there, and this process does not see its GPU."""
+    with gdrpy.connect(broker_on_two_gpus) as client:
+        client.put_tensors("w", {"x": np.ones(3)}, 1, gpu=False).close()
+        with pytest.raises(gdrpy.NotFound, match="GPU"):
+            client.put_tensors("w", {"x": np.ones(3)}, 0, missing=True)
+        assert client.stat("w").version == 1
+
+
+def test_a_name_without_room_for_the_copys_is_refused(connected):
+    name = "w" * 240
+    connected.put(name, DATA, seal=True).close()
+    with connected.get(name) as region:
+        with pytest.raises(ValueError, match="sleep_many: the name 'w*' leaves no room for"):
+            connected.sleep_many([region])
+        assert not region.detached

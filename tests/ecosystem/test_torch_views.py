@@ -271,6 +271,14 @@ def mixtures(draw: st.DrawFn) -> dict[str, torch.Tensor]:
     return tensors
 
 
+class TestTensorWithLargeGaps:
+    def test_is_stored_without_them(self, broker):
+        big = torch.arange(1 << 19, dtype=torch.float32).reshape(1 << 10, 1 << 9)
+        column = gdrpy.torch.share(broker, "column", {"x": big[:, 3:4]})["x"]
+        assert torch.equal(column, big[:, 3:4])
+        assert broker.stat("column").nbytes < 1 << 13
+
+
 class TestMixture:
     @settings(max_examples=100, deadline=None)
     @given(tensors=mixtures())

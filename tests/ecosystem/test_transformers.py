@@ -107,6 +107,17 @@ class TestFromPretrained:
         load(saved(Path(folder), seed=2), broker)
         assert len(names(broker)) == 4
 
+    def test_takes_a_class_of_its_own_and_a_subfolder(self, broker, tmp_path):
+        for seed in (1, 2):
+            saved(tmp_path / f"step-{seed}", seed)
+            model, other = (
+                load(str(tmp_path), broker, kind=LlamaForCausalLM, subfolder=f"step-{seed}")
+                for _ in range(2)
+            )
+            expected = LlamaForCausalLM.from_pretrained(tmp_path / f"step-{seed}")
+            for one in model, other:
+                assert torch.equal(one.lm_head.weight, expected.lm_head.weight)
+
     def test_takes_other_kinds_of_models(self, broker, tmp_path):
         sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
         BertModel(BertConfig(vocab_size=64, num_attention_heads=2, **sizes)).save_pretrained(
@@ -120,7 +131,7 @@ class TestFromPretrained:
         model = load(folder, broker, name="model")
         expected = say(model)
         broker.sleep_many([region_of(model)])
-        assert names(broker) == ["model.host"]
+        assert [name.rpartition("/")[0] for name in names(broker)] == ["model.host"]
         other = load(folder, broker, name="model")
         broker.wake_many([region_of(model)])
         assert (say(other), say(model)) == (expected, expected)

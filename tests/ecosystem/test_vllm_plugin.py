@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
 import tomllib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -59,7 +62,8 @@ def broker(socket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[gdrpy.Broke
     with gdrpy.connect(socket) as broker:
         yield broker
         for one in broker.list():
-            broker.delete(one.name)
+            with suppress(gdrpy.NotFound):  # a copy went with its region
+                broker.delete(one.name)
 
 
 @pytest.fixture
@@ -104,7 +108,7 @@ class TestEngines:
         assert second.head.weight is second.embed.weight
         parameters = {name for name, _ in first.named_parameters(remove_duplicate=False)}
         for one in loader().shared:
-            inside, outside = parts(one.model, one.region)
+            inside, outside = parts(one.model(), one.region)
             assert inside == parameters
             assert outside == {
                 "frequencies",
@@ -176,38 +180,54 @@ class TestEngines:
 
 
 class TestName:
-    def test_tells_the_model_and_differs_where_weights_may(self, engines, folder, monkeypatch):
+    @staticmethod
+    def of(config: Any, model: Any = None, load_format: str = "auto", prefix: str = "") -> str:
         loader = sys.modules["gdrpy.vllm.loader"]
+        options = loader._Options(load_format=load_format)
+        given = model or config.model_config
+        return loader._name_of(options, config, given, prefix, torch.device("cpu"))
 
+    def test_tells_the_model_and_differs_where_weights_may(self, engines, folder, monkeypatch):
         def name(**changes: Any) -> str:
-            config = engines.config_of(folder, **changes)
-            return loader._name_of(config, config.model_config, "", "auto")
+            return self.of(engines.config_of(folder, **changes))
 
         usual = name()
         assert usual.rpartition("/")[0] == "vllm/model"
-        assert name() == usual
+        assert name() == usual == name(data_rank=1)
         changes = {"dtype": torch.float16, "quantization": "fp8", "hidden": 5, "cache": "fp8"}
-        names = {usual, name(world=2), *(name(**{key: one}) for key, one in changes.items())}
+        changes["kernel"] = "flashinfer"
+        names = {usual, *(name(**{key: one}) for key, one in changes.items())}
+        names |= {name(experts=True, data_rank=rank) for rank in range(2)}
         config = engines.config_of(folder)
-        names.add(loader._name_of(config, config.model_config, "draft.", "auto"))
-        names.add(loader._name_of(config, config.model_config, "", "dummy"))
-        with monkeypatch.context() as version:
-            version.setattr(loader.vllm, "__version__", "0.26")
+        names.add(self.of(config, load_format="dummy"))
+        names.add(self.of(config, prefix="draft."))
+        with monkeypatch.context() as other:
+            other.setattr(sys.modules["gdrpy.vllm.loader"].vllm, "__version__", "0.26")
+            names.add(name())
+        with monkeypatch.context() as other:
+            other.setattr("gdrpy.vllm.loader.compile_factors", lambda: {"VLLM_USE_X": 1})
+            names.add(name())
+        with monkeypatch.context() as other:
+            other.setattr(gdrpy.cuda, "uuid", lambda _: "another GPU")
             names.add(name())
         os.utime(Path(folder, "model"), (1, 1))
         names.add(name())
         Path(folder, "more").touch()
         names.add(name())
-        assert len(names) == 11
+        assert len(names) == 15
 
     def test_of_a_hubs_model_is_by_its_revision(self, engines):
-        loader = sys.modules["gdrpy.vllm.loader"]
         config = engines.config_of("maker/model")
         names = []
         for config.model_config.revision in ("a", "b"):
-            names.append(loader._name_of(config, config.model_config, "", "auto"))
+            names.append(self.of(config))
         assert [one.rpartition("/")[0] for one in names] == ["vllm/model"] * 2
         assert names[0] != names[1]
+
+    def test_keeps_a_draft_model_and_ranks_apart(self, engines, folder):
+        config, draft = engines.config_of(folder, world=2, rank=1), engines.config_of(folder)
+        assert self.of(config).endswith("/1")
+        assert self.of(config, draft.model_config).endswith("/draft/1")
 
 
 class TestFallback:
@@ -316,7 +336,8 @@ def sleeper(engines: Any, broker: gdrpy.Broker, folder: str) -> Any:
 
 
 def names(broker: gdrpy.Broker) -> list[str]:
-    return sorted(one.name for one in broker.list())
+    """The regions' names, without the stamps of copies."""
+    return sorted(re.sub(r"\.host/.*", ".host", str(one.name)) for one in broker.list())
 
 
 class TestSleep:
@@ -369,15 +390,45 @@ class TestSleep:
         sleeper.backend.resume()
         assert engines.state(sleeper.model) == engines.state(newer)
 
-    @pytest.mark.parametrize("level", [1, 2])
-    def test_takes_a_new_version_if_its_own_is_gone(self, engines, sleeper, folder, level):
-        sleeper.backend.suspend(level)
+    def test_takes_a_new_version_if_its_own_is_gone(self, engines, sleeper, folder):
+        sleeper.backend.suspend(1)
         newer = publish(engines, folder, 2)
         loader().shared.pop()
         assert engines.gdrpy.vllm.WorkerExtension().update_shared_weights() == 0
         sleeper.backend.resume()
         assert engines.state(sleeper.model) == engines.state(newer)
         assert sleeper.model.wide.factor == 2.5
+
+    def test_at_level_2_keeps_its_version_of_all(self, engines, broker, sleeper, folder):
+        expected = engines.state(sleeper.model)
+        sleeper.backend.suspend(2)
+        with broker.get("model") as other:
+            broker.sleep_many([other])
+        assert names(broker) == ["model", "model.host"]
+        newer = publish(engines, folder, 2)
+        sleeper.backend.resume()
+        assert engines.state(sleeper.model) == expected != engines.state(newer)
+        assert engines.gdrpy.vllm.WorkerExtension().update_shared_weights() == 1
+        assert engines.state(sleeper.model) == engines.state(newer)
+
+    def test_wakes_with_what_others_took_and_put_to_sleep(self, engines, broker, sleeper, folder):
+        sleeper.backend.suspend(1)
+        model = publish(engines, folder, 2)
+        newer, one = engines.state(model), loader().shared.pop()
+        one.broker.sleep_many([one.region])
+        assert names(broker) == ["model.host"]
+        sleeper.backend.resume()
+        assert engines.state(sleeper.model) == newer
+
+
+class TestDroppedEngine:
+    def test_gives_its_weights_back(self, engines, broker, folder):
+        model = engines.start(engines.config_of(folder, {"name": "model"}))
+        assert len(broker.stat("model").holders) == 1
+        del model
+        gc.collect()
+        assert loader().shared == []
+        assert broker.stat("model").holders == ()
 
 
 @pytest.fixture
@@ -420,9 +471,10 @@ class TestTransfer:
         assert names(broker) == []
 
     def test_is_refused_where_weights_are_shared(self, engines, broker, transfer, folder):
-        engines.start(engines.config_of(folder))
+        kept = engines.start(engines.config_of(folder))
         with pytest.raises(gdrpy.InvalidRequest, match="^start_weight_update: this engine's weig"):
             transfer.start_weight_update()
+        del kept
 
 
 class TestPlugin:

@@ -128,11 +128,20 @@ def write_model(folder: Path, seed: float = 1, hidden: int = 4) -> str:
     return str(folder)
 
 
+class Hashed(SimpleNamespace):
+    """A part of vLLM's configuration. Its hash has what decides on the computation."""
+
+    def compute_hash(self) -> str:
+        counted = ("dtype", "quantization", "_size", "_parallel", "moe_backend")
+        return repr({key: one for key, one in vars(self).items() if key.endswith(counted)})
+
+
 def config_of(folder: str, extra: Any = None, **more: Any) -> SimpleNamespace:
     """An engine's configuration: the extra one of the loader, and changes of what is usual."""
     given = {"hidden": 4, "dtype": torch.float32, "quantization": None, "rank": 0, "world": 1}
-    given |= {"model_class": Model, "sleep": False, "cache": "auto", **more}
-    model = SimpleNamespace(
+    given |= {"model_class": Model, "sleep": False, "cache": "auto", "kernel": "auto"}
+    given |= {"data_rank": 0, "experts": False, "eplb": False, "transfer": None, **more}
+    model = Hashed(
         model=folder,
         revision=None,
         dtype=given["dtype"],
@@ -142,13 +151,16 @@ def config_of(folder: str, extra: Any = None, **more: Any) -> SimpleNamespace:
         enable_sleep_mode=given["sleep"],
         sleep_mode_backend="cumem",
     )
-    parallel = SimpleNamespace(
+    parallel = Hashed(
         rank=given["rank"],
         world_size=given["world"],
         tensor_parallel_size=given["world"],
         pipeline_parallel_size=1,
         data_parallel_size=1,
-        enable_expert_parallel=False,
+        data_parallel_rank=given["data_rank"],
+        enable_expert_parallel=given["experts"],
+        enable_eplb=given["eplb"],
+        enable_elastic_ep=False,
     )
     if not isinstance(extra, str):
         extra = {"load_format": "files"} | (extra or {})
@@ -156,6 +168,9 @@ def config_of(folder: str, extra: Any = None, **more: Any) -> SimpleNamespace:
         model_config=model,
         parallel_config=parallel,
         cache_config=SimpleNamespace(cache_dtype=given["cache"]),
+        kernel_config=Hashed(moe_backend=given["kernel"]),
+        lora_config=None,
+        weight_transfer_config=given["transfer"],
         device_config=SimpleNamespace(device="cpu"),
         load_config=LoadConfig("gdrpy", extra),
         compilation_config=SimpleNamespace(static_forward_context={}, static_all_moe_layers=[]),

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any, TypeVar
 
 from gdrpy import safetensors
 from gdrpy.arrays.elements import elements_of
-from gdrpy.broker.client import calls, region_calls
+from gdrpy.broker.client import calls, lookup, region_calls
 from gdrpy.broker.client.arguments import as_name
 from gdrpy.broker.client.base import BrokerBase
 from gdrpy.broker.client.layouts import ARRAY, LAYOUT, layout_of
@@ -102,6 +101,9 @@ async def put_tensors(
             raise ValueError(
                 f"put_tensors: alias {alias!r} stands for {kept!r}, which is not a tensor's name"
             )
+    for note, words in (notes or {}).items():
+        if words in tensors:
+            raise ValueError(f"put_tensors: note {note!r} is the name of a tensor: use aliases")
     options: dict[str, Any] = {"mode": mode, "gpu": gpu, "cpu": cpu, "wait": wait}
     text = {**(notes or {}), **aliases}
     layout = safetensors.plan(tensors, text)
@@ -152,6 +154,15 @@ def _described(call: str, metadata: Any, contents: Mapping[str, Any]) -> dict[st
     return {**(metadata or {}), **contents}
 
 
+async def _there(client: BrokerBase[R], name: str) -> bool:
+    """Whether a name refers to a region that this user may read."""
+    try:
+        await lookup.stat(client, name)
+    except NotFound:
+        return False
+    return True
+
+
 async def published(
     draft: R, fill: Callable[[], object], seal: bool, *, missing: bool = False
 ) -> R:
@@ -168,9 +179,12 @@ async def published(
             await calls.publish_many(client, [draft], missing=missing)
             if draft.version:
                 return draft
-            with suppress(NotFound):  # deleted meanwhile
+            try:
                 found = await calls.get(client, str(draft.name), **views)
                 break
+            except NotFound:  # deleted meanwhile, or on a GPU that this process does not see
+                if await _there(client, str(draft.name)):
+                    raise
     except BaseException as error:
         draft.__exit__(type(error), error, error.__traceback__)  # a failure becomes a note
         raise

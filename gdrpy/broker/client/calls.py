@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from gdrpy import cuda
 from gdrpy._core._mapping import Undo
 from gdrpy.broker import replies, requests
-from gdrpy.broker.client import lookup, region_calls
+from gdrpy.broker.client import copies, lookup, region_calls
 from gdrpy.broker.client.arguments import (
     as_device,
     as_mode,
@@ -385,11 +385,18 @@ def _batches(wanted: list[Any]) -> Iterator[list[Any]]:
 async def delete(client: BrokerBase[R], name: str) -> None:
     """Delete a region's name, and those of a checkpoint's files that its owner has made.
 
-    The memory is freed when the last holder closes the region. Raises NotFound, PermissionDenied,
+    The copies of ``sleep_many()`` are deleted too, also where all holders sleep. The memory is
+    freed when the last holder closes the region. Raises NotFound, PermissionDenied,
     BrokerUnavailable.
     """
     request = requests.Delete(as_name("delete", name), id=0)
-    await lookup.asked_by_name(client, name, request, Reply)
+    try:
+        await client._ask(request, Reply)
+    except NotFound as error:
+        if not await copies.free_copies(client, name):
+            raise await lookup.missing(client, name, error) from None
+    else:
+        await copies.free_copies(client, name)
 
 
 async def seal(client: BrokerBase[R], name: str) -> None:

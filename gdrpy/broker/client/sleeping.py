@@ -1,8 +1,4 @@
-"""Regions that sleep: their GPU memory is given back, and one copy in host memory serves them all.
-
-The copy is the sealed region ``NAME.host``. Its metadata identifies the contents by a stamp, which
-the region that is made from it has too.
-"""
+"""Regions that give their GPU memory back, while one copy in host memory serves all processes."""
 
 from __future__ import annotations
 
@@ -17,46 +13,46 @@ from gdrpy.broker import requests
 from gdrpy.broker.client import calls, lookup, region_calls
 from gdrpy.broker.client.arrays import published
 from gdrpy.broker.client.base import BrokerBase
+from gdrpy.broker.client.copies import copies_of, free, gpu_of, marked, name_of, stamp_of, unmarked
 from gdrpy.broker.client.region import LeasedRegion
+from gdrpy.broker.protocol import NAME_LIMIT
 from gdrpy.broker.replies import RegionInfo, Reply
-from gdrpy.errors import Gone, InvalidRequest, NotFound, PermissionDenied
+from gdrpy.errors import Error, Gone, InvalidRequest, NotFound, PermissionDenied
 from gdrpy.region import as_regions, detach_many
 
 R = TypeVar("R", bound=LeasedRegion)
-
-#: The key of the stamp in a region's metadata.
-_STAMP = "stamp"
-#: The key of the UUID of the GPU that a copy's contents are for.
-_DEVICE = "device"
 
 
 async def sleep_many(client: BrokerBase[R], regions: Iterable[R]) -> None:
     """Detach sealed regions, and free the GPU memory of those that no process holds any more.
 
     Args:
-        regions: The regions, of this connection, with names and GPU views. Those that are detached
-            are left as they are.
+        regions: The regions, of this connection, with names and GPU views.
 
-    The first process that puts a region to sleep copies it to the sealed region ``NAME.host`` in
-    host memory, which all holders share and which stays: a later sleep of the same contents copies
-    nothing. The last one deletes the region's name. :meth:`wake_many` brings the contents back to
-    the same addresses, as :meth:`wake` does for a process that has no such region.
+    The first process that puts a region to sleep copies it to a sealed region
+    ``NAME.host/STAMP`` in host memory, which all holders share and which stays: a later sleep of
+    the same contents copies nothing. The last one deletes the region's name. :meth:`wake_many`
+    brings the contents back to the same addresses, as :meth:`wake` does for a process that has no
+    such region. A version that lost its name to a newer one is only detached.
 
-    The processes must be the owner's. ``broker.delete(NAME + ".host")`` frees the host memory.
+    The processes must be the owner's. Processes that only detach the region do not count as
+    holders. ``broker.delete(NAME)`` deletes the copy too; its memory is freed when those that woke
+    from it have closed their regions.
 
     Raises InvalidRequest for a region that is not sealed, PermissionDenied for another user's,
     ValueError for one without a name or that came from another connection, OutOfMemory (host
     memory), and as :func:`gdrpy.detach_many`. The regions are attached then.
     """
     call = "sleep_many"
-    those = [one for one in _of(call, client, regions) if not one._can_attach(call)]
+    given = _of(call, client, regions)
+    those = [one for one in given if not one._can_attach(call)]
     about = [await _keep(client, call, region) for region in those]
     detach_many(those)
     for region, info in zip(those, about, strict=True):
         region._asleep = info
-        with suppress(NotFound, Gone, PermissionDenied):  # a newer version has the name
-            request = requests.Delete(str(region.name), region.id, unheld=True, id=0)
-            await client._ask(request, Reply)
+    for region in given:
+        if region._asleep is not None:
+            await free(client, str(region.name), region.id, unheld=True)
 
 
 async def keep_many(client: BrokerBase[R], regions: Iterable[R]) -> None:
@@ -82,7 +78,8 @@ async def wake_many(
         regions: The regions, of this connection. Those that are attached are left as they are.
         wait: How many seconds to wait for GPU memory; None does not wait.
 
-    The first process that wakes makes the region again from ``NAME.host``, and others attach it.
+    The first process that wakes makes the region again from its copy, and others attach it. A
+    process keeps the copy mapped that it woke from.
 
     Raises Gone if the name refers to other contents by now (``attach(newer=True)`` takes these),
     or if neither the region nor its copy exists; ValueError for a region that sleep_many() did not
@@ -90,13 +87,22 @@ async def wake_many(
     """
     call = "wake_many"
     those = [one for one in _of(call, client, regions) if one._can_attach(call)]
-    with Undo() as undo:
+    for region in those:
+        if region._asleep is None:
+            raise ValueError(f"{call}: sleep_many() did not detach {region!r}: attach() it")
+    awake: list[R] = []
+    try:
         for region in those:
-            if region._asleep is None:
-                raise ValueError(f"{call}: sleep_many() did not detach {region!r}: attach() it")
-            found = await _awake(client, call, region, wait)
-            undo.callback(found.close)
+            awake.append(await _awake(client, call, region, wait))
         await calls.attach_many(client, those, newer=True)
+    except BaseException:
+        for found in awake:
+            found.close()
+            with suppress(Error):
+                await free(client, str(found.name), found.id, unheld=True)
+        raise
+    for found in awake:
+        found.close()
 
 
 async def wake(
@@ -107,7 +113,7 @@ async def wake(
     cpu: bool = True,
     wait: float | None = None,
 ) -> R:
-    """The region of this name, made again from ``NAME.host`` if all of its holders sleep.
+    """The region of this name, made again from its copy if all of its holders sleep.
 
     Args:
         name: The region's name.
@@ -120,16 +126,13 @@ async def wake(
     try:
         return await calls.get(client, name, gpu=gpu, cpu=cpu)
     except NotFound as error:
-        try:
-            copy = await _copy_of(client, name)
-        except (NotFound, PermissionDenied):
+        found = await copies_of(client, name)
+        if not found:
             raise error from None
-    with copy:
-        about = dict(copy.metadata)
-        slept = replace(await region_calls.info(copy), name=name, uuid=about.pop(_DEVICE, None))
-        if not (copy.sealed and slept.uuid and _STAMP in about):
-            raise InvalidRequest(f"wake: {copy.name!r} is no copy that sleep_many() made")
-        return await _made(client, "wake", copy, replace(slept, metadata=about), wait, gpu, cpu)
+    newest = max(found.values(), key=lambda copy: copy.region)
+    with await calls.get(client, str(newest.name), gpu=False, readonly=True) as copy:
+        about = replace(newest, name=name, uuid=gpu_of(newest))
+        return await _made(client, "wake", copy, about, stamp_of(newest, ""), wait, gpu, cpu)
 
 
 def _of(call: str, client: BrokerBase[R], regions: Any) -> list[R]:
@@ -140,36 +143,40 @@ def _of(call: str, client: BrokerBase[R], regions: Any) -> list[R]:
     return those
 
 
-def _name_of_copy(name: str) -> str:
-    return f"{name}.host"
-
-
-async def _copy_of(client: BrokerBase[R], name: str) -> R:
-    """The host copy of the region of a name."""
-    return await calls.get(client, _name_of_copy(name), gpu=False, readonly=True)
-
-
-def _stamp(info: RegionInfo, life: str) -> str:
-    return str((info.metadata or {}).get(_STAMP) or f"{life}/{info.region}")
-
-
 async def _keep(client: BrokerBase[R], call: str, region: R) -> RegionInfo:
-    """Have a host copy of a region's contents. Returns what the broker tells of the region."""
+    """Have a copy of a region's contents. Returns what the broker tells of the region."""
     region._check(call)
-    if region.name is None or not region.sealed:
+    if region.name is None or not region.version or not region.sealed:
         raise InvalidRequest(
             f"{call}: {region!r} must be published and sealed, so that its copy stays right: "
             f"seal() it, or detach() it, which keeps its GPU memory"
         )
+    if len(name_of(region.name, "0" * 16).encode()) > NAME_LIMIT:
+        raise ValueError(
+            f"{call}: the name {region.name!r} leaves no room for that of its copy, which is 22 "
+            f"bytes longer: names have {NAME_LIMIT} at most"
+        )
     info = await region_calls.info(region)
-    name, stamp = _name_of_copy(region.name), _stamp(info, region._life)
-    with suppress(NotFound):
-        copy = await lookup.stat(client, name)
-        if copy.uid == info.uid and copy.sealed and _stamp(copy, "") == stamp:
-            return info
-    about = {**(info.metadata or {}), _STAMP: stamp, _DEVICE: info.uuid}
-    draft = await calls.create(client, name, info.nbytes, "cpu", mode=info.mode, metadata=about)
+    if not info.linked:  # a newer version has the name, and its copy
+        return info
+    stamp, found = stamp_of(info, region._life), await copies_of(client, region.name)
+    copy = found.pop(stamp, None)
+    if copy is None or copy.uid != info.uid:
+        await _copy(client, call, region, info, stamp)
+    elif copy.mode != info.mode:
+        await client._ask(requests.Change(copy.region, info.mode, id=0), Reply)
+    for older in found.values():
+        await free(client, str(older.name), older.region)
+    return info
+
+
+async def _copy(client: BrokerBase[R], call: str, region: R, info: RegionInfo, stamp: str) -> None:
+    """Publish a copy of a region, unless another process was faster."""
+    name = name_of(str(region.name), stamp)
+    draft = await calls.create(client, name, info.nbytes, "cpu", mode=info.mode)
     with draft:
+        about = marked(unmarked(info.metadata), stamp, draft.id, info.uuid)
+        await region_calls.set_metadata(draft, about)
         if (await region_calls.info(draft)).uid != info.uid:
             raise PermissionDenied(
                 f"{call}: region {region.name!r} is another user's: detach() it instead"
@@ -177,25 +184,33 @@ async def _keep(client: BrokerBase[R], call: str, region: R) -> RegionInfo:
         with memoryview(draft.cpu) as target:
             region.readinto(target)
         await region_calls.seal(draft)
-        await region_calls.publish(draft)
-    return info
+        await calls.publish_many(client, [draft], missing=True)
+        if not draft.version:
+            await _whole(client, call, name, stamp, info.uid)
+
+
+async def _whole(client: BrokerBase[R], call: str, name: str, stamp: str, owner: int) -> RegionInfo:
+    """A copy of these contents and this owner. Raises NotFound, Gone."""
+    copy = await lookup.stat(client, name)
+    if not gpu_of(copy) or stamp_of(copy, "") != stamp or copy.uid != owner:
+        raise Gone(f"{call}: region {name!r} is not what sleep_many() made: delete it")
+    return copy
 
 
 async def _awake(client: BrokerBase[R], call: str, region: R, wait: float | None) -> R:
     """The region of the contents that a region had when it was put to sleep."""
     slept = region._asleep
     assert slept is not None
-    name, stamp = str(slept.name), _stamp(slept, region._life)
+    name, stamp = str(slept.name), stamp_of(slept, region._life)
     try:
         found = await calls.get(client, name, cpu=False)
     except NotFound:
-        copy = await _kept_copy(client, call, region, stamp, slept.uid)
-        about = replace(slept, metadata={**(slept.metadata or {}), _STAMP: stamp})
-        found = await _made(client, call, copy, about, wait, True, False)
+        copy = await _opened(client, call, region, stamp, slept.uid)
+        found = await _made(client, call, copy, slept, stamp, wait, True, False)
     with Undo() as undo:
         undo.keep(found)
         info = await region_calls.info(found)
-        if (_stamp(info, found._life), info.uid) != (stamp, slept.uid):
+        if (stamp_of(info, found._life), info.uid) != (stamp, slept.uid):
             raise Gone(
                 f"{call}: region {name!r} has other contents now, of version {info.version}: take "
                 f"them by attach(newer=True), or close this one"
@@ -204,27 +219,25 @@ async def _awake(client: BrokerBase[R], call: str, region: R, wait: float | None
     return found
 
 
-async def _kept_copy(
+async def _opened(
     client: BrokerBase[R], call: str, region: R, stamp: str, owner: int
 ) -> LeasedRegion:
-    """The host copy of these contents, which stays open: unmapping it takes longer than a copy."""
-    copy = region._copy
-    if copy is not None and copy.metadata[_STAMP] == stamp:
-        return copy
+    """The copy of these contents, which stays open: unmapping it takes longer than a copy."""
+    copy, region._copy = region._copy, None
+    if copy is not None:
+        with suppress(Gone):
+            about = await region_calls.info(copy)
+            if about.linked and stamp_of(about, "") == stamp:
+                region._copy = copy
+                return copy
+        copy.close()
+    name = name_of(str(region.name), stamp)
     try:
-        copy = await _copy_of(client, str(region.name))
+        await _whole(client, call, name, stamp, owner)
+        region._copy = await calls.get(client, name, gpu=False, readonly=True)
     except NotFound as error:
         raise Gone(f"{call}: neither {region.name!r} nor its copy exists: {error}") from error
-    with Undo() as undo:
-        undo.keep(copy)
-        uid = (await region_calls.info(copy)).uid
-        if not copy.sealed or copy.metadata.get(_STAMP) != stamp or uid != owner:
-            raise Gone(f"{call}: {copy.name!r} has other contents than {region!r} had: close it")
-        undo.forget()
-    if region._copy is not None:
-        region._copy.close()
-    region._copy = copy
-    return copy
+    return region._copy
 
 
 async def _made(
@@ -232,6 +245,7 @@ async def _made(
     call: str,
     copy: LeasedRegion,
     about: RegionInfo,
+    stamp: str,
     wait: float | None,
     gpu: bool,
     cpu: bool,
@@ -243,13 +257,14 @@ async def _made(
         about.nbytes,
         about.uuid,
         mode=about.mode,
-        metadata=about.metadata,
         gpu=gpu,
         cpu=cpu,
         wait=wait,
     )
     with Undo() as undo:
         undo.keep(draft)
+        known = marked(unmarked(about.metadata), stamp, draft.id)
+        await region_calls.set_metadata(draft, known)
         if (await region_calls.info(draft)).uid != about.uid:
             raise PermissionDenied(f"{call}: {copy.name!r} is another user's, who can wake it")
         undo.forget()

@@ -80,7 +80,8 @@ class TestCalls:
         def serve(peer):
             peer.hello()
             peer.reply(peer.take("delete"), error="NotFound", message="delete: none")
-            peer.reply(peer.take("list"), regions=[], next=None)
+            for _ in range(2):  # of copies, and of similar names
+                peer.reply(peer.take("list"), regions=[], next=None)
             peer.until_closed()
 
         async def main():

@@ -391,12 +391,13 @@ async def delete(client: BrokerBase[R], name: str) -> None:
     """
     request = requests.Delete(as_name("delete", name), id=0)
     try:
-        await client._ask(request, Reply)
+        deleted, _ = await client._ask(request, replies.Deleted)
     except NotFound as error:
         if not await copies.free_copies(client, name):
             raise await lookup.missing(client, name, error) from None
     else:
-        await copies.free_copies(client, name)
+        if deleted.copies:
+            await copies.free_copies(client, name)
 
 
 async def seal(client: BrokerBase[R], name: str) -> None:

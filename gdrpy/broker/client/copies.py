@@ -14,6 +14,7 @@ from typing import Any
 from gdrpy.broker import requests
 from gdrpy.broker.client import lookup
 from gdrpy.broker.client.base import BrokerBase
+from gdrpy.broker.protocol import COPIES
 from gdrpy.broker.replies import RegionInfo, Reply
 from gdrpy.errors import Gone, NotFound, PermissionDenied
 
@@ -56,14 +57,14 @@ def gpu_of(copy: RegionInfo) -> str | None:
 
 def name_of(name: str, stamp: str) -> str:
     """The name of a copy."""
-    return f"{name}.host/{stamp}"
+    return f"{name}{COPIES}{stamp}"
 
 
 async def copies_of(client: BrokerBase[Any], name: str) -> dict[str, RegionInfo]:
     """The copies of the regions that have or had a name, by their stamps."""
     found = {}
-    for info in await lookup.list_regions(client, f"{name}.host/"):
-        stamp = str(info.name).removeprefix(f"{name}.host/")
+    for info in await lookup.list_regions(client, f"{name}{COPIES}"):
+        stamp = str(info.name).removeprefix(f"{name}{COPIES}")
         if re.fullmatch("[0-9a-f]{16}", stamp):
             with suppress(NotFound, PermissionDenied):
                 copy = await lookup.stat(client, str(info.name))

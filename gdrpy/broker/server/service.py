@@ -15,7 +15,7 @@ from msgspec import UNSET, UnsetType
 
 from gdrpy import errors
 from gdrpy.broker import protocol, replies, requests
-from gdrpy.broker.protocol import PUBLISH_LIMIT
+from gdrpy.broker.protocol import COPIES, PUBLISH_LIMIT
 from gdrpy.broker.replies import Grant, Grants
 from gdrpy.broker.server import memory, records, telling
 from gdrpy.broker.server.malformed import other_version
@@ -504,7 +504,9 @@ class Service:
         some = next(files, [])
         self.table.commit(records.Unlinked(region.number, [file.number for file in some]))
         self._deleted([region, *some])
-        answer: Answer = replies.Reply(id=request.id), []
+        place = f"{request.name}{COPIES}"
+        copies = bool(self.table.names_after(place, place, 1))
+        answer: Answer = replies.Deleted(id=request.id, copies=copies), []
         return self._delete_on(files, answer) if region.files else answer
 
     def _files(

@@ -245,6 +245,12 @@ class TestSleepMany:
         connected.wake_many([region])
         assert holds_the_data(region)
 
+    def test_refuses_what_could_not_wake(self, connected, region):
+        connected.delete("weights")
+        with pytest.raises(gdrpy.Gone, match="the name of .* was deleted, so that it could not"):
+            connected.sleep_many([region])
+        assert holds_the_data(region)
+
     def test_is_undone_by_delete(self, connected, region):
         connected.sleep_many([region])
         connected.delete("weights")

@@ -154,15 +154,6 @@ def _described(call: str, metadata: Any, contents: Mapping[str, Any]) -> dict[st
     return {**(metadata or {}), **contents}
 
 
-async def _there(client: BrokerBase[R], name: str) -> bool:
-    """Whether a name refers to a region that this user may read."""
-    try:
-        await lookup.stat(client, name)
-    except NotFound:
-        return False
-    return True
-
-
 async def published(
     draft: R, fill: Callable[[], object], seal: bool, *, missing: bool = False
 ) -> R:
@@ -183,7 +174,7 @@ async def published(
                 found = await calls.get(client, str(draft.name), **views)
                 break
             except NotFound:  # deleted meanwhile, or on a GPU that this process does not see
-                if await _there(client, str(draft.name)):
+                if await lookup.there(client, str(draft.name)):
                     raise
     except BaseException as error:
         draft.__exit__(type(error), error, error.__traceback__)  # a failure becomes a note

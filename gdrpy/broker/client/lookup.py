@@ -82,6 +82,15 @@ async def stat(client: BrokerBase[R], name: str) -> RegionInfo:
     return replies.described(reply)
 
 
+async def there(client: BrokerBase[R], name: str) -> bool:
+    """Whether a name refers to a region that this user may read."""
+    try:
+        await stat(client, name)
+    except NotFound:
+        return False
+    return True
+
+
 async def named(client: BrokerBase[R], call: str, name: str) -> RegionInfo:
     """As :func:`stat`, but its errors name the call ``call``."""
     as_name(call, name)

@@ -39,9 +39,10 @@ async def sleep_many(client: BrokerBase[R], regions: Iterable[R]) -> None:
     holders. ``broker.delete(NAME)`` deletes the copy too; its memory is freed when those that woke
     from it have closed their regions.
 
-    Raises InvalidRequest for a region that is not sealed, PermissionDenied for another user's,
-    ValueError for one without a name or that came from another connection, OutOfMemory (host
-    memory), and as :func:`gdrpy.detach_many`. The regions are attached then.
+    Raises InvalidRequest for a region that is not sealed, Gone for one whose name was deleted,
+    PermissionDenied for another user's, ValueError for one without a name or that came from
+    another connection, OutOfMemory (host memory), and as :func:`gdrpy.detach_many`. The regions
+    are attached then.
     """
     call = "sleep_many"
     given = _of(call, client, regions)
@@ -156,10 +157,15 @@ async def _keep(client: BrokerBase[R], call: str, region: R) -> RegionInfo:
             f"{call}: the name {region.name!r} leaves no room for that of its copy, which is 22 "
             f"bytes longer: names have {NAME_LIMIT} at most"
         )
-    info = await region_calls.info(region)
-    if not info.linked:  # a newer version has the name, and its copy
-        return info
-    stamp, found = stamp_of(info, region._life), await copies_of(client, region.name)
+    info, found = await region_calls.info(region), await copies_of(client, region.name)
+    if not info.linked:
+        if not found and not await lookup.there(client, region.name):
+            raise Gone(
+                f"{call}: the name of {region!r} was deleted, so that it could not wake: detach() "
+                f"it, or publish it again"
+            )
+        return info  # a newer version has the name, or sleeps
+    stamp = stamp_of(info, region._life)
     copy = found.pop(stamp, None)
     if copy is None or copy.uid != info.uid:
         await _copy(client, call, region, info, stamp)

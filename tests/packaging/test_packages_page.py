@@ -37,7 +37,7 @@ class TestPage:
     def test_names_the_extras_for_users(self) -> None:
         extras = set(PROJECT["optional-dependencies"]) - FOR_DEVELOPERS
         assert set(re.findall(r"^\| `gdrpy\[(\w+)\]` \|", PAGE, re.MULTILINE)) == extras
-        assert extras == {"all", "cupy", "numba", "plot", "torch"}
+        assert extras == {"all", "cupy", "numba", "plot", "torch", "transformers", "vllm"}
 
     def test_names_targets_that_make_has(self) -> None:
         targets = re.findall(r"^([\w-]+(?: [\w-]+)*):", (CHECKOUT / "Makefile").read_text(), re.M)
@@ -52,10 +52,10 @@ class TestRequirements:
         bounds = [line.partition(";")[0] for line in listed if not line.startswith("gdrpy[")]
         assert [line for line in bounds if not re.fullmatch(r"[\w-]+(>=[\d.]+)? *", line)] == []
 
-    def test_all_has_every_extra_for_users(self) -> None:
+    def test_all_has_every_extra_for_users_but_vllm_which_needs_a_torch_of_its_own(self) -> None:
         (line,) = PROJECT["optional-dependencies"]["all"]
         named = set(re.split(r"[\[\],]", line)) - {"gdrpy", ""}
-        assert named == set(PROJECT["optional-dependencies"]) - FOR_DEVELOPERS - {"all"}
+        assert named == set(PROJECT["optional-dependencies"]) - FOR_DEVELOPERS - {"all", "vllm"}
 
 
 class TestCommands:

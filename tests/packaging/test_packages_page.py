@@ -14,7 +14,9 @@ CHECKOUT = Path(__file__).parents[2]
 PAGE = (CHECKOUT / "docs/packages.md").read_text()
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
 FOR_DEVELOPERS = {"test", "ecosystem", "docs", "package", "lint"}
-PACKAGING = [path for path in (CHECKOUT / "packaging").rglob("*") if path.is_file()]
+PACKAGING = [
+    path for path in (CHECKOUT / "packaging").rglob("*") if path.is_file() and path.suffix != ".pyc"
+]
 
 
 def commands_in(text: str) -> set[str]:

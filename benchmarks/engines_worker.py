@@ -89,7 +89,7 @@ def make(folder: str, seed: str, size: str) -> None:
 
 
 class Engine:
-    """What an engine does when it is asked."""
+    """An engine, and the requests that it answers."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._began = perf_counter()

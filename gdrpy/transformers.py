@@ -90,19 +90,19 @@ def from_pretrained(
         share(broker, known, made, cuda.uuid(gpu), **given)
         region = broker.wake(known, cpu=False)
     else:
-        if name is None:
-            check_owner(broker, region)
-        if region.device != gpu:
-            raise ValueError(
-                f"from_pretrained: region {known!r} is on {region.location}, not on device {gpu}: "
-                f"choose another name"
-            )
         make = getattr(kind, "from_config", None) or kind._from_config
         with empty_weights():
             made = make(config, dtype=region.metadata.get("dtype"), **of_model)
         if made.can_generate():
             with suppress(OSError):  # it has none
                 made.generation_config = GenerationConfig.from_pretrained(path, **of_config)
+    if name is None:
+        check_owner(broker, region)
+    if region.device != gpu:
+        raise ValueError(
+            f"from_pretrained: region {known!r} is on {region.location}, not on device {gpu}: "
+            f"choose another name"
+        )
     assign(made, tensors_in("from_pretrained", region.tensors()))
     setattr(made, _REGION, region)
     return made.eval()

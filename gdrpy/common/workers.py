@@ -36,7 +36,7 @@ def by_threads(
     def work() -> None:
         working.add(get_ident())
         try:
-            function = worker() if waiting else None  # nobody waits for one that starts too late
+            function = worker() if waiting else None  # all pieces may be taken by now
             while function:
                 try:
                     piece = waiting.popleft()

@@ -39,7 +39,7 @@ class _View(msgspec.Struct, array_like=True):
 def packed(
     tensors: abc.Mapping[str, torch.Tensor],
 ) -> tuple[dict[str, torch.Tensor], dict[str, str], dict[str, str]]:
-    """What to store for tensors: contiguous ones, more names of these, and the note for the rest.
+    """Contiguous tensors to store, more names of these, and a note of how the others lie in them.
 
     Conjugated and negated tensors are copied first.
     """

@@ -1,4 +1,4 @@
-"""What a region holds of a model: all of its tensors, and the numbers that loading set."""
+"""A model's tensors and numbers in a region."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def changed(model: torch.nn.Module, before: dict[str, Any]) -> set[str]:
 def packed(
     model: torch.nn.Module, before: dict[str, Any], device: torch.device
 ) -> tuple[dict[str, torch.Tensor], dict[str, str], dict[str, str]]:
-    """What to store for a model: see :func:`gdrpy.torch.views.packed`.
+    """The tensors, more names and notes to store for a model: see :func:`gdrpy.torch.views.packed`.
 
     ``before`` has the model's numbers before its weights were loaded.
     """

@@ -120,16 +120,16 @@ class Loader(BaseModelLoader):
         try:
             broker = connect(options.socket)
             region = None if options.replace else self._found(broker, name)
-            if region is not None and options.name is None:
-                check_owner(broker, region)
             if region is None:
                 did, model = "published", super().load_model(vllm_config, model_config, prefix)
                 region = self._publish(broker, name, model, vllm_config)
+                self._check_owner(broker, region)
                 contents = Contents(region)
                 contents.share(model)
                 if device.type == "cuda":
                     torch.cuda.empty_cache()
             else:
+                self._check_owner(broker, region)
                 did, contents = "attached", Contents(region)
                 model = self._attach(contents, vllm_config, model_config, prefix)
         except Error as error:
@@ -153,6 +153,11 @@ class Loader(BaseModelLoader):
             return broker.wake(name, cpu=False)
         except NotFound:
             return None
+
+    def _check_owner(self, broker: Broker, region: BrokerRegion) -> None:
+        """Raise PermissionDenied for another user's region that was not named."""
+        if self._options.name is None:
+            check_owner(broker, region)
 
     def _publish(
         self, broker: Broker, name: str, model: torch.nn.Module, vllm_config: Any

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,22 @@ def copy_of(client: gdrpy.Broker, name: str = "weights") -> RegionInfo:
 
 def holds_the_data(region: gdrpy.BrokerRegion) -> bool:
     return np.array_equal(region.numpy(), DATA)
+
+
+def at_once(
+    act: Callable[[gdrpy.Broker, gdrpy.BrokerRegion], object],
+    clients: list[gdrpy.Broker],
+    regions: list[gdrpy.BrokerRegion],
+) -> None:
+    """Have each client do something to its region, in threads that begin together."""
+    together = threading.Barrier(len(clients))
+
+    def begin(client: gdrpy.Broker, one: gdrpy.BrokerRegion) -> None:
+        together.wait()
+        act(client, one)
+
+    with ThreadPoolExecutor(len(clients)) as pool:
+        list(pool.map(begin, clients, regions))
 
 
 class TestSleepMany:
@@ -211,19 +228,7 @@ class TestSleepMany:
     def test_leaves_one_copy_of_processes_that_sleep_at_once(self, broker, connected):
         clients = [gdrpy.connect(broker.path) for _ in range(6)]
         regions = [client.get("weights") for client in clients]
-        together = threading.Barrier(len(clients))
-
-        def sleep(client: gdrpy.Broker, one: gdrpy.BrokerRegion) -> None:
-            together.wait()
-            client.sleep_many([one])
-
-        threads = [
-            threading.Thread(target=sleep, args=pair) for pair in zip(clients, regions, strict=True)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        at_once(lambda client, one: client.sleep_many([one]), clients, regions)
         assert there(connected) == {"weights.host": "cpu"}
         for one, client in zip(regions, clients, strict=True):
             client.wake_many([one])
@@ -293,22 +298,8 @@ class TestWakeMany:
         for client, one in zip(clients, regions, strict=True):
             client.sleep_many([one])
         assert there(connected) == {"weights.host": "cpu"}
-        together = threading.Barrier(len(clients))
-        found: list[bool] = []
-
-        def wake(client: gdrpy.Broker, one: gdrpy.BrokerRegion) -> None:
-            together.wait()
-            client.wake_many([one])
-            found.append(holds_the_data(one))
-
-        threads = [
-            threading.Thread(target=wake, args=pair) for pair in zip(clients, regions, strict=True)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert found == [True] * len(clients)
+        at_once(lambda client, one: client.wake_many([one]), clients, regions)
+        assert [holds_the_data(one) for one in regions] == [True] * len(clients)
         assert len({one.id for one in regions}) == 1
         for one, client in zip(regions, clients, strict=True):
             one.close()

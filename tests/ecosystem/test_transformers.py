@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -138,6 +139,20 @@ class TestFromPretrained:
         assert region_of(other).id == region_of(model).id
         with pytest.raises(ValueError, match="LlamaForCausalLM is not from gdrpy.transformers"):
             region_of(LlamaForCausalLM(model.config))
+
+    def test_takes_another_users_region_by_its_name_alone(self, broker, folder, tmp_path):
+        load(folder, broker)
+        [name] = names(broker)
+        broker.save(tmp_path / "saved")
+        index = tmp_path / "saved" / "snapshot.json"
+        told = json.loads(index.read_text())
+        told["regions"][0]["uid"] += 1234
+        index.write_text(json.dumps(told))
+        broker.delete(name)
+        broker.restore(tmp_path / "saved")
+        with pytest.raises(gdrpy.PermissionDenied, match="is that of user .*: pass its name if"):
+            load(folder, broker)
+        assert region_of(load(folder, broker, name=name)).name == name
 
     def test_refuses_what_shared_weights_cannot_be(self, broker, folder, tmp_path):
         with pytest.raises(TypeError, match="option 'device_map' is none that shared weights"):

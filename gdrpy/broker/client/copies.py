@@ -44,7 +44,7 @@ def _mark(info: RegionInfo) -> tuple[str, str | None] | None:
 
 
 def stamp_of(info: RegionInfo, life: str) -> str:
-    """What identifies a sealed region's contents."""
+    """The stamp that identifies a sealed region's contents."""
     found = _mark(info)
     return found[0] if found else hashlib.sha256(f"{life}/{info.region}".encode()).hexdigest()[:16]
 

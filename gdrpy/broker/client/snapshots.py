@@ -416,7 +416,7 @@ def _place(one: Saved) -> str:
 
 
 def _steps(drafts: Iterable[tuple[Saved, R]]) -> Iterator[list[R]]:
-    """What is published in one step each; a checkpoint of up to 255 files is not divided."""
+    """The regions of each step; a checkpoint of up to 255 files is published in one."""
     step: list[R] = []
     for _, group in groupby(drafts, key=lambda pair: _place(pair[0])):
         some = [draft for _, draft in group]

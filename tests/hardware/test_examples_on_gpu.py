@@ -22,6 +22,7 @@ NEEDS = {
     "resident_kernel.py": "numba_cuda",
     "rolling_update.py": "torch",
     "transformers_weights.py": "torch",
+    "two_engines.py": "torch",
 }
 
 

@@ -36,6 +36,10 @@ class Process:
     def __exit__(self, *_: object) -> None:
         self._end(signal.SIGTERM)  # which also has a broker give its memory back
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def hear(self) -> Any:
         """The value in its next line. Raises Silent."""
         assert self._process.stdout is not None

@@ -166,6 +166,7 @@ setup(
             "gdrpy.lib.libgdrpy_arena",
             sources("gdrpy/_core/arena/*.c"),
             depends=sources("gdrpy/_core/arena/*.h"),
+            include_dirs=INCLUDE,
             extra_compile_args=[*CFLAGS, "-pthread"],
             extra_link_args=["-Wl,-soname,libgdrpy_arena.so", "-Wl,-z,nodelete", "-pthread"],
         ),

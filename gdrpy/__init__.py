@@ -50,13 +50,14 @@ from gdrpy.errors import (
 
 #: The modules of the other names, imported on first use.
 _HOMES = {
-    "Arena": "gdrpy.arena",
+    "Arena": "gdrpy.arena.arena",
     "Array": "gdrpy.arrays.array",
     "Broker": "gdrpy.broker.client.broker",
     "BrokerRegion": "gdrpy.broker.client.broker",
     "Channel": "gdrpy.channel",
     "Flag": "gdrpy.memory.view",
     "Gdr": "gdrpy.pins",
+    "Heap": "gdrpy.arena.heap",
     "Mapping": "gdrpy.memory.view",
     "Pin": "gdrpy.pins",
     "Region": "gdrpy.region",
@@ -83,7 +84,8 @@ if TYPE_CHECKING:
     from gdrpy import rmm as rmm
     from gdrpy import safetensors as safetensors
     from gdrpy import torch as torch
-    from gdrpy.arena import Arena
+    from gdrpy.arena.arena import Arena
+    from gdrpy.arena.heap import Heap
     from gdrpy.arrays.array import Array
     from gdrpy.broker.client.broker import Broker, BrokerRegion, connect
     from gdrpy.channel import Channel
@@ -133,6 +135,7 @@ __all__ = [
     "Forked",
     "Gdr",
     "Gone",
+    "Heap",
     "InvalidHandle",
     "InvalidRequest",
     "Mapping",

@@ -9,7 +9,7 @@ from typing import Any
 
 import cupy
 
-from gdrpy.arena import Arena
+from gdrpy.arena.arena import Arena
 from gdrpy.arrays.shown import Shown
 from gdrpy.errors import Forked, OutOfMemory
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import rmm
 
-from gdrpy.arena import Arena
+from gdrpy.arena.arena import Arena
 from gdrpy.arrays.shown import Shown
 
 __all__ = ["resource"]

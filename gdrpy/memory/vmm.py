@@ -90,7 +90,7 @@ def create(
         fd = held.keep(private(export, handle))
         ptr = None
         if gpu:
-            ptr = _reserve(addresses, "alloc", size, device, address)
+            ptr = reserve(addresses, "alloc", size, device, address)
             _map(held, ptr, handle, size, (device,))
         name = fabrics.export(handle) if fabric else None
         memory = GpuMemory(
@@ -124,7 +124,7 @@ def import_fabric(
         handle = fabrics.import_handle(held, call, name, device)
         home = _home(handle)
         reaching = _reaching(call, device, home)
-        ptr = _reserve(addresses, call, size, device)
+        ptr = reserve(addresses, call, size, device)
         try:
             _map(held, ptr, handle, size, reaching, readonly)
         except CudaError as error:
@@ -191,7 +191,7 @@ def import_fd(
         own, handle, home = _import(held, call, fd)
         device = home if viewer is None else viewer
         devices = _reaching(call, device, home)
-        ptr = _reserve(addresses, call, size, device, address)
+        ptr = reserve(addresses, call, size, device, address)
         _map(held, ptr, handle, size, devices, readonly)
         return GpuMemory(size, undo.pop_all(), held=held, fd=own, ptr=ptr, device=device, home=home)
 
@@ -287,7 +287,7 @@ def as_address(call: str, address: Any, gpu: bool) -> int | None:
     return value
 
 
-def _reserve(undo: Undo, call: str, size: int, device: int, wish: int | None = None) -> int:
+def reserve(undo: Undo, call: str, size: int, device: int, wish: int | None = None) -> int:
     """Reserve GPU addresses, freed by ``undo``; from ``wish`` on, or it raises AddressInUse.
 
     The device gets a primary context.
@@ -348,6 +348,11 @@ def _tenant(address: int, size: int) -> str:
         "lie outside of what CUDA gives out (it has fewer addresses for small regions than for "
         "large ones)"
     )
+
+
+def terms(device: int) -> tuple[int, int]:
+    """Where C code finds an allocation's CUmemAllocationProp and a mapping's CUmemAccessDesc."""
+    return _properties(device).getPtr(), _accesses((device,), False)[0].getPtr()
 
 
 def _map(

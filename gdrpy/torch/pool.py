@@ -1,4 +1,4 @@
-"""A torch memory pool over a region."""
+"""A torch memory pool over a region, or over a heap."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import torch
 
 from gdrpy import cuda
 from gdrpy._core._mapping import Undo
-from gdrpy.arena import Arena, Functions
+from gdrpy.arena.arena import Arena
+from gdrpy.arena.blocks import Functions
+from gdrpy.arena.heap import Heap
 from gdrpy.arrays.array import Array
 from gdrpy.arrays.interop import packed_array
 from gdrpy.arrays.shown import Shown
@@ -20,16 +22,16 @@ from gdrpy.errors import BackendUnavailable
 
 
 class Pool(Resource):
-    """A torch memory pool for tensors in a region or an arena.
+    """A torch memory pool for tensors in a region, an arena or a heap.
 
-    Tensors made inside ``with pool.use():`` lie in the region: parameters, buffers, caches,
-    results. torch takes memory in segments: of 2 MiB for tensors under 1 MiB, of 20 MiB for tensors
-    under 10 MiB, otherwise the size rounded up to 2 MiB. It raises torch.OutOfMemoryError if the
-    region has no room for a segment.
+    Tensors made inside ``with pool.use():`` lie there: parameters, buffers, caches, results. torch
+    takes memory in segments: of 2 MiB for tensors under 1 MiB, of 20 MiB for tensors under 10 MiB,
+    otherwise the size rounded up to 2 MiB. It raises torch.OutOfMemoryError if there is no room for
+    a segment.
 
     Tensors keep the memory, even when the pool is dropped. :meth:`close` raises BufferError while
-    there are tensors of the pool; it leaves an arena that the caller passed open, with its tensors.
-    Threads may share a pool.
+    there are tensors of the pool; it leaves an arena or a heap that the caller passed open, with
+    its tensors. Threads may share a pool.
 
     Raises BackendUnavailable if torch has no CUDA, and on the simulated GPU.
     """
@@ -37,14 +39,15 @@ class Pool(Resource):
     _again = "make another one, of a region that it opened itself"
     _elsewhere = "send the region, and Pool.array(tensor)'s shape, dtype and offset"
 
-    def __init__(self, memory: Shown | Arena) -> None:
+    def __init__(self, memory: Shown | Arena | Heap) -> None:
         if cuda.simulated() or not torch.cuda.is_available():
             raise BackendUnavailable(
                 "Pool: torch has memory pools on real GPUs only, in its CUDA builds: here, make "
                 "tensors of a region one by one, by torch.from_dlpack(region.array(...))"
             )
         with Undo() as undo:
-            self.arena = Arena.of(memory)
+            #: The :class:`gdrpy.Arena` or :class:`gdrpy.Heap` that the tensors lie in.
+            self.arena = memory if isinstance(memory, Heap) else Arena.of(memory)
             self._own = self.arena is not memory
             if self._own:
                 undo.keep(self.arena)
@@ -55,7 +58,9 @@ class Pool(Resource):
 
     @property
     def region(self) -> Shown:
-        """The region that the tensors lie in."""
+        """The region that the tensors lie in. Raises ValueError if that is a heap."""
+        if not isinstance(self.arena, Arena):
+            raise ValueError(f"Pool.region: the tensors lie in {self.arena!r}, not in a region")
         return self.arena.region
 
     @property
@@ -69,8 +74,8 @@ class Pool(Resource):
 
     @contextmanager
     def use(self) -> Iterator[Pool]:
-        """Inside the block, this thread's tensors on the region's device are made in the region."""
-        with torch.cuda.use_mem_pool(self.mem_pool, device=self.region.device):
+        """Inside the block, this thread's tensors on the memory's device are made there."""
+        with torch.cuda.use_mem_pool(self.mem_pool, device=self.arena.device):
             yield self
 
     def array(self, tensor: torch.Tensor) -> Array:
@@ -93,14 +98,14 @@ class Pool(Resource):
     def sleep(self, keep: str | None = "host", *, unchanged: bool = False) -> None:
         """Give the memory back; tensors and captured graphs keep their addresses for :meth:`wake`.
 
-        See :meth:`gdrpy.Arena.sleep`. Segments of the pool that torch has cached are copied too.
-        Make no tensors of the pool meanwhile, and use none.
+        See :meth:`gdrpy.Arena.sleep` and :meth:`gdrpy.Heap.sleep`. Segments of the pool that torch
+        has cached are copied too. Make no tensors of the pool meanwhile, and use none.
         """
         self._check("Pool.sleep")
         self.arena.sleep(keep, unchanged=unchanged)
 
     def wake(self) -> None:
-        """Bring memory back, with the contents that were kept: see :meth:`gdrpy.Arena.wake`."""
+        """Bring memory back, with the contents that were kept."""
         self._check("Pool.wake")
         self.arena.wake()
 

@@ -13,8 +13,8 @@ import threading
 import pytest
 
 import gdrpy
-from gdrpy import arena as arena_module
 from gdrpy import cuda
+from gdrpy.arena.blocks import _abandoned
 
 MIB = 1 << 20
 
@@ -184,7 +184,7 @@ class TestClose:
             region.close()
         library.free(block, 600, 0, None)
         region.close()
-        assert arena_module._abandoned == []
+        assert _abandoned == []
 
     def test_of_a_region_at_the_end_of_its_block_leaves_it_usable(self):
         with (
@@ -209,7 +209,7 @@ class TestClose:
             region.close()
         library.free(block, 600, 0, None)
         region.close()
-        assert arena_module._abandoned == []
+        assert _abandoned == []
 
     def test_that_was_forgotten_leaves_its_slot_to_the_next_one(self, region):
         arena = gdrpy.Arena(region)
@@ -219,7 +219,7 @@ class TestClose:
         library.free(block, 600, 0, None)
         with gdrpy.Arena(region) as other:
             assert other._slot == slot
-        assert arena_module._abandoned == []
+        assert _abandoned == []
         region.close()
 
     def test_that_was_forgotten_without_blocks_leaves_nothing(self, region):
@@ -235,7 +235,7 @@ class TestClose:
 class TestMaking:
     def test_more_than_64_is_refused(self, region):
         arenas = [gdrpy.Arena(region, 512 * number, 512) for number in range(64)]
-        with pytest.raises(gdrpy.OutOfMemory, match="already has 64 arenas, the limit"):
+        with pytest.raises(gdrpy.OutOfMemory, match="already has 64 arenas and heaps, the limit"):
             gdrpy.Arena(region)
         for arena in arenas:
             arena.close()
@@ -283,6 +283,6 @@ class TestCurrentDevice:
             check=False,
         )
         assert done.stderr.splitlines()[-1] == (
-            "ValueError: allocator: the current device is 0, and the region lies on 1: make that "
+            "ValueError: allocator: the current device is 0, and the memory lies on 1: make that "
             "one current first"
         )

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 import gdrpy
-from gdrpy import arena as arena_module
+from gdrpy.arena.blocks import library, release_abandoned
 from support import free_nbytes
 
 MIB = 1 << 20
@@ -32,9 +32,7 @@ def arena(region):
 
 def blocks(arena: gdrpy.Arena) -> list[int]:
     """The addresses of an arena's blocks."""
-    found = (arena_module._Block * 16)()
-    count = arena_module._library().gdrpy_arena_blocks(arena._slot, found, len(found))
-    return [block.start for block in found[:count]]
+    return [block.start for block in arena._blocks()]
 
 
 def fill(arena: gdrpy.Arena, sizes: list[int]) -> dict[int, bytes]:
@@ -158,7 +156,7 @@ class TestSleep:
         del view
         assert contents(arena, made) == made
 
-    @pytest.mark.parametrize("failing", ["gdrpy.arena.alloc", "attach", "write"])
+    @pytest.mark.parametrize("failing", ["gdrpy.arena.arena.alloc", "attach", "write"])
     @pytest.mark.parametrize("error", [gdrpy.OutOfMemory, KeyboardInterrupt])
     def test_that_cannot_wake_sleeps_on_and_loses_nothing(self, arena, monkeypatch, failing, error):
         made = fill(arena, [1000])
@@ -253,7 +251,7 @@ class TestSleep:
             freed.start()
             freed.join()
 
-        monkeypatch.setattr("gdrpy.arena.wait_for_work", waiting)
+        monkeypatch.setattr("gdrpy.arena.arena.wait_for_work", waiting)
         arena.sleep()
         arena.wake()
         made.pop(next(iter(made)))
@@ -277,8 +275,8 @@ class TestSleep:
         with pytest.warns(gdrpy.StillInUse):
             arena.__exit__(None, None, None)
         assert host.closed
-        assert not arena_module._library().gdrpy_arena_free(arena._slot, block)
-        arena_module.release_abandoned()
+        assert not library().gdrpy_arena_free(arena._slot, block)
+        release_abandoned()
 
     def test_copies_nothing_before_it_is_refused(self, arena, region, monkeypatch):
         fill(arena, [1000])

@@ -20,7 +20,7 @@ void *gdrpy_arena_alloc_63(ssize_t nbytes, int device, void *stream);
 
 static int new_arena(uint64_t nbytes)
 {
-	int slot = gdrpy_arena_open(START, nbytes, 0, NULL);
+	int slot = gdrpy_arena_open(START, nbytes, 0, NULL, NULL);
 
 	CHECK_EQ(slot, 0);
 	return slot;
@@ -130,7 +130,7 @@ static void too_much_is_refused_and_changes_nothing(void)
 
 static void what_lies_before_and_behind_whole_units_is_left_out(void)
 {
-	int slot = gdrpy_arena_open(START + 1, 2 * UNIT, 0, NULL);
+	int slot = gdrpy_arena_open(START + 1, 2 * UNIT, 0, NULL, NULL);
 
 	check_usage(0, 0, UNIT + 1);
 	CHECK_EQ(gdrpy_arena_allocate(slot, UNIT), START + UNIT);
@@ -139,7 +139,7 @@ static void what_lies_before_and_behind_whole_units_is_left_out(void)
 	CHECK_EQ(gdrpy_arena_free(slot, START + UNIT), 0);
 	CHECK_EQ(gdrpy_arena_close(slot), 0);
 
-	slot = gdrpy_arena_open(START + 1, 5, 0, NULL);
+	slot = gdrpy_arena_open(START + 1, 5, 0, NULL, NULL);
 	CHECK_EQ(gdrpy_arena_allocate(slot, 1), 0);
 	CHECK_EQ(gdrpy_arena_allocate(slot, UINT64_MAX), 0);
 	check_usage(0, 0, 0);
@@ -178,12 +178,12 @@ static void arena_with_blocks_stays_open(void)
 static void slots_run_out_and_are_used_again(void)
 {
 	for (int i = 0; i < GDRPY_ARENA_SLOTS; i++)
-		CHECK_EQ(gdrpy_arena_open(START + (uint64_t)i * UNIT, UNIT, i, NULL), i);
-	CHECK_EQ(gdrpy_arena_open(START, UNIT, 0, NULL), -EMFILE);
+		CHECK_EQ(gdrpy_arena_open(START + (uint64_t)i * UNIT, UNIT, i, NULL, NULL), i);
+	CHECK_EQ(gdrpy_arena_open(START, UNIT, 0, NULL, NULL), -EMFILE);
 	CHECK_EQ((uintptr_t)gdrpy_arena_alloc_63(1, 63, NULL), START + 63 * UNIT);
 	CHECK_EQ(gdrpy_arena_free(63, START + 63 * UNIT), 0);
 	CHECK_EQ(gdrpy_arena_close(17), 0);
-	CHECK_EQ(gdrpy_arena_open(START, UNIT, 0, NULL), 17);
+	CHECK_EQ(gdrpy_arena_open(START, UNIT, 0, NULL, NULL), 17);
 	for (int i = 0; i < GDRPY_ARENA_SLOTS; i++)
 		CHECK_EQ(gdrpy_arena_close(i), 0);
 }
@@ -219,7 +219,7 @@ static void library_that_frees_a_block_has_its_stream_waited_for_first(void)
 {
 	int context, stream;
 	const struct gdrpy_arena_driver driver = {&context, note_push, note_wait, note_pop};
-	int slot = gdrpy_arena_open(START, 4 * UNIT, 2, &driver);
+	int slot = gdrpy_arena_open(START, 4 * UNIT, 2, &driver, NULL);
 	void *block = gdrpy_arena_alloc_0(UNIT, 2, &stream);
 
 	CHECK_EQ((uintptr_t)block, START);
@@ -235,7 +235,7 @@ static void library_that_frees_a_block_has_its_stream_waited_for_first(void)
 
 static void library_gets_nothing_for_another_device_or_too_much(void)
 {
-	int slot = gdrpy_arena_open(START, 4 * UNIT, 2, NULL);
+	int slot = gdrpy_arena_open(START, 4 * UNIT, 2, NULL, NULL);
 
 	CHECK(!gdrpy_arena_alloc_0(1, 0, NULL));
 	CHECK(!gdrpy_arena_alloc_0(-1, 2, NULL));

@@ -189,7 +189,7 @@ class TestTorchPool:
         del tensor, mapped
         torch.cuda.empty_cache()
         with gdrpy.alloc(1) as other, gdrpy.Arena(other):
-            assert gdrpy.arena._abandoned == []
+            assert gdrpy.arena.blocks._abandoned == []
 
     def test_serves_side_streams(self, torch, pool, region):
         streams = [torch.cuda.Stream() for _ in range(3)]

@@ -1,71 +1,65 @@
 /* SPDX-License-Identifier: MIT */
-#include "arena.h"
+#include "arena/private.h"
 
 #include <errno.h>
 #include <pthread.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Blocks are sorted by address. Bytes outside of them are free. */
-struct arena {
-	bool open;
-	int device;
-	struct gdrpy_arena_driver driver;
-	uint64_t start, end;
-	struct gdrpy_arena_block *blocks;
-	size_t count, room;
-	uint64_t used;
-};
-
-/* One lock for all: it is held for microseconds, and a fork must find every arena consistent. */
+/*
+ * One lock for all, because a fork must find every arena consistent. It is held for microseconds,
+ * except while blocks get memory, sleep or wake.
+ */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct arena arenas[GDRPY_ARENA_SLOTS];
 
-static void lock_all(void)
+void arena_lock(void)
 {
 	pthread_mutex_lock(&lock);
 }
 
-static void unlock_all(void)
+void arena_unlock(void)
 {
 	pthread_mutex_unlock(&lock);
 }
 
 static void __attribute__((constructor)) watch_forks(void)
 {
-	pthread_atfork(lock_all, unlock_all, unlock_all);
+	pthread_atfork(arena_lock, arena_unlock, arena_unlock);
 }
 
-static uint64_t align_up(uint64_t value)
+static uint64_t align_up(uint64_t value, uint64_t unit)
 {
-	return (value + GDRPY_ARENA_ALIGNMENT - 1) / GDRPY_ARENA_ALIGNMENT * GDRPY_ARENA_ALIGNMENT;
+	return (value + unit - 1) / unit * unit;
 }
 
-/* The open arena of a slot, else NULL; called with the lock held. */
-static struct arena *find(int slot)
+struct arena *arena_find(int slot)
 {
 	return slot >= 0 && slot < GDRPY_ARENA_SLOTS && arenas[slot].open ? &arenas[slot] : NULL;
 }
 
 int gdrpy_arena_open(uint64_t start, uint64_t nbytes, int device,
-		     const struct gdrpy_arena_driver *driver)
+		     const struct gdrpy_arena_driver *driver,
+		     const struct gdrpy_arena_memory *memory)
 {
+	uint64_t unit = memory ? memory->unit : GDRPY_ARENA_ALIGNMENT;
 	int slot = 0;
 
-	lock_all();
+	arena_lock();
 	while (slot < GDRPY_ARENA_SLOTS && arenas[slot].open)
 		slot++;
 	if (slot < GDRPY_ARENA_SLOTS)
 		arenas[slot] = (struct arena){
 			.open = true,
 			.device = device,
+			.unit = unit,
 			.driver = driver ? *driver : (struct gdrpy_arena_driver){0},
-			.start = align_up(start),
+			.memory = memory ? *memory : (struct gdrpy_arena_memory){0},
+			.start = align_up(start, unit),
 			.end = start + nbytes,
 		};
-	unlock_all();
+	arena_unlock();
 	return slot < GDRPY_ARENA_SLOTS ? slot : -EMFILE;
 }
 
@@ -74,8 +68,8 @@ int gdrpy_arena_close(int slot)
 	struct arena *arena;
 	int ret = -EBUSY;
 
-	lock_all();
-	arena = find(slot);
+	arena_lock();
+	arena = arena_find(slot);
 	if (!arena) {
 		ret = -EINVAL;
 	} else if (!arena->count) {
@@ -83,7 +77,7 @@ int gdrpy_arena_close(int slot)
 		*arena = (struct arena){0};
 		ret = 0;
 	}
-	unlock_all();
+	arena_unlock();
 	return ret;
 }
 
@@ -94,12 +88,6 @@ static struct gdrpy_arena_block gap(const struct arena *arena, size_t index)
 		.start = index ? arena->blocks[index - 1].end : arena->start,
 		.end = index < arena->count ? arena->blocks[index].start : arena->end,
 	};
-}
-
-/* Rounding the start up may move it past the end. */
-static uint64_t size_of(struct gdrpy_arena_block piece)
-{
-	return piece.end > piece.start ? piece.end - piece.start : 0;
 }
 
 static bool make_room(struct arena *arena)
@@ -117,17 +105,27 @@ static bool make_room(struct arena *arena)
 	return true;
 }
 
+static void drop(struct arena *arena, size_t index)
+{
+	arena->used -= arena_size(arena->blocks[index]);
+	arena->count--;
+	memmove(&arena->blocks[index], &arena->blocks[index + 1],
+		(arena->count - index) * sizeof(*arena->blocks));
+}
+
 static uint64_t carve(struct arena *arena, uint64_t nbytes)
 {
 	size_t index = 0;
 	uint64_t start;
 
 	/* Rounding up a size larger than the arena could overflow. */
-	if (nbytes > size_of((struct gdrpy_arena_block){arena->start, arena->end}) ||
+	if (arena->sleeping ||
+	    nbytes > arena_size((struct gdrpy_arena_block){.start = arena->start,
+							   .end = arena->end}) ||
 	    !make_room(arena))
 		return 0;
-	nbytes = nbytes ? align_up(nbytes) : GDRPY_ARENA_ALIGNMENT;
-	while (index <= arena->count && size_of(gap(arena, index)) < nbytes)
+	nbytes = nbytes ? align_up(nbytes, arena->unit) : arena->unit;
+	while (index <= arena->count && arena_size(gap(arena, index)) < nbytes)
 		index++;
 	if (index > arena->count)
 		return 0;
@@ -135,9 +133,14 @@ static uint64_t carve(struct arena *arena, uint64_t nbytes)
 	start = gap(arena, index).start;
 	memmove(&arena->blocks[index + 1], &arena->blocks[index],
 		(arena->count - index) * sizeof(*arena->blocks));
-	arena->blocks[index] = (struct gdrpy_arena_block){start, start + nbytes};
+	arena->blocks[index] =
+		(struct gdrpy_arena_block){start, start + nbytes, GDRPY_ARENA_NOT_KEPT};
 	arena->count++;
 	arena->used += nbytes;
+	if (arena->memory.create && arena_back(arena, &arena->blocks[index])) {
+		drop(arena, index);
+		return 0;
+	}
 	return start;
 }
 
@@ -146,11 +149,11 @@ uint64_t gdrpy_arena_allocate(int slot, uint64_t nbytes)
 	struct arena *arena;
 	uint64_t start = 0;
 
-	lock_all();
-	arena = find(slot);
+	arena_lock();
+	arena = arena_find(slot);
 	if (arena)
 		start = carve(arena, nbytes);
-	unlock_all();
+	arena_unlock();
 	return start;
 }
 
@@ -166,17 +169,15 @@ static int give_back(struct arena *arena, uint64_t address)
 {
 	struct gdrpy_arena_block wanted = {.start = address};
 	struct gdrpy_arena_block *block;
-	size_t after;
 
 	if (!arena->count)
 		return -EINVAL;
 	block = bsearch(&wanted, arena->blocks, arena->count, sizeof(wanted), compare);
 	if (!block)
 		return -EINVAL;
-	after = arena->count - (size_t)(block - arena->blocks) - 1;
-	arena->used -= size_of(*block);
-	arena->count--;
-	memmove(block, block + 1, after * sizeof(*block));
+	if (arena->memory.unmap && !arena->sleeping)
+		arena->memory.unmap(block->start, arena_size(*block));
+	drop(arena, (size_t)(block - arena->blocks));
 	return 0;
 }
 
@@ -185,11 +186,11 @@ int gdrpy_arena_free(int slot, uint64_t address)
 	struct arena *arena;
 	int ret = -EINVAL;
 
-	lock_all();
-	arena = find(slot);
+	arena_lock();
+	arena = arena_find(slot);
 	if (arena)
 		ret = give_back(arena, address);
-	unlock_all();
+	arena_unlock();
 	return ret;
 }
 
@@ -198,13 +199,13 @@ uint64_t gdrpy_arena_blocks(int slot, struct gdrpy_arena_block *blocks, uint64_t
 	struct arena *arena;
 	uint64_t count = 0;
 
-	lock_all();
-	arena = find(slot);
+	arena_lock();
+	arena = arena_find(slot);
 	if (arena)
 		count = arena->count < room ? arena->count : room;
 	if (count)
 		memcpy(blocks, arena->blocks, count * sizeof(*blocks));
-	unlock_all();
+	arena_unlock();
 	return count;
 }
 
@@ -213,16 +214,16 @@ void gdrpy_arena_usage(int slot, struct gdrpy_arena_usage *usage)
 	struct arena *arena;
 
 	*usage = (struct gdrpy_arena_usage){0};
-	lock_all();
-	arena = find(slot);
+	arena_lock();
+	arena = arena_find(slot);
 	if (arena) {
 		usage->used = arena->used;
 		usage->blocks = arena->count;
 		for (size_t i = 0; i <= arena->count; i++)
-			if (size_of(gap(arena, i)) > usage->largest)
-				usage->largest = size_of(gap(arena, i));
+			if (arena_size(gap(arena, i)) > usage->largest)
+				usage->largest = arena_size(gap(arena, i));
 	}
-	unlock_all();
+	arena_unlock();
 }
 
 void *gdrpy_arena_allocate_for(int slot, int64_t nbytes, int device)
@@ -230,11 +231,11 @@ void *gdrpy_arena_allocate_for(int slot, int64_t nbytes, int device)
 	struct arena *arena;
 	uint64_t start = 0;
 
-	lock_all();
-	arena = find(slot);
+	arena_lock();
+	arena = arena_find(slot);
 	if (arena && arena->device == device && nbytes >= 0)
 		start = carve(arena, (uint64_t)nbytes);
-	unlock_all();
+	arena_unlock();
 	return (void *)(uintptr_t)start;
 }
 
@@ -260,11 +261,11 @@ void gdrpy_arena_free_for(int slot, void *block, void *stream)
 
 	if (!block)
 		return;
-	lock_all();
-	arena = find(slot);
+	arena_lock();
+	arena = arena_find(slot);
 	if (arena)
 		driver = arena->driver;
-	unlock_all();
+	arena_unlock();
 	if (driver.wait)
 		wait_for(&driver, stream);
 	if (gdrpy_arena_free(slot, (uint64_t)(uintptr_t)block))

@@ -2,7 +2,7 @@
 /* A pair of functions for each slot: the libraries pass no argument that identifies the arena. */
 #include <sys/types.h>
 
-#include "arena.h"
+#include "arena/arena.h"
 
 #define SLOT(number)                                                                               \
 	GDRPY_ARENA_API void *gdrpy_arena_alloc_##number(ssize_t nbytes, int device, void *stream) \

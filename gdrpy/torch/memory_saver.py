@@ -1,0 +1,183 @@
+"""The interface of the package torch_memory_saver, as SGLang and RL frameworks call it.
+
+The tensors lie in heaps that sleep: :class:`gdrpy.Heap`. :func:`install` has these frameworks find
+it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from gdrpy.arena.heap import Heap
+from gdrpy.torch.pool import Pool
+
+#: A tag, whether its contents are kept, its device, and the graph pool that it stands for.
+_Key = tuple[str, bool, int, Any]
+
+
+class TorchMemorySaver:
+    """Tensors that give their GPU memory back by tag, and come back at the same addresses.
+
+    Names and arguments are those of torch_memory_saver 0.0.10. There are no hook modes: nothing is
+    preloaded, and captured graphs can be paused in each. Backups lie in page-locked host memory,
+    which is kept for the next pause.
+    """
+
+    enabled = True
+    hook_mode = "torch"
+
+    def __init__(self) -> None:
+        self._pools: dict[_Key, Pool] = {}
+        self._lock = threading.Lock()
+        self._thread = _Thread()
+
+    @contextmanager
+    def region(
+        self,
+        tag: str = "default",
+        enable_cpu_backup: bool = False,
+        enable_disk_backup: bool = False,
+        cpu_backup_backend: str | None = None,
+    ) -> Iterator[None]:
+        """Inside the block, this thread's tensors on the current device can be paused.
+
+        Args:
+            tag: What :meth:`pause` and :meth:`resume` call them by.
+            enable_cpu_backup: Whether their contents come back.
+            enable_disk_backup: Must be false.
+            cpu_backup_backend: "pinned" or None.
+
+        Raises ValueError for other backups, BackendUnavailable on the simulated GPU.
+        """
+        if enable_disk_backup:
+            raise ValueError("region: there is no disk backup: take enable_cpu_backup=True")
+        _check_backend("region", cpu_backup_backend)
+        pool = self._pool(tag, enable_cpu_backup)
+        with pool.use():
+            self._thread.inside.append(pool)
+            try:
+                yield
+            finally:
+                self._thread.inside.pop()
+
+    @contextmanager
+    def cuda_graph(
+        self,
+        cuda_graph: torch.cuda.CUDAGraph,
+        pool: Any = None,
+        stream: Any = None,
+        capture_error_mode: str = "global",
+        tag: str = "default",
+        enable_cpu_backup: bool = False,
+        cpu_backup_backend: str | None = None,
+    ) -> Iterator[None]:
+        """As torch.cuda.graph(); the memory of the graph can be paused.
+
+        Graphs of one tag share memory if they have the same ``pool``.
+        """
+        _check_backend("cuda_graph", cpu_backup_backend)
+        graphs = self._pool(tag, enable_cpu_backup, id(cuda_graph) if pool is None else pool)
+        with torch.cuda.graph(cuda_graph, graphs.mem_pool.id, stream, capture_error_mode):
+            yield
+
+    @contextmanager
+    def disable(self) -> Iterator[None]:
+        """Inside blocks of :meth:`region`, have this thread make ordinary tensors."""
+        # torch offers no function for it: what use_mem_pool() calls is private, and a pool of its
+        # own for these tensors could not be dropped here, since torch aborts then.
+        inside, self._thread.inside = self._thread.inside, []
+        pools = [(pool.arena.device, pool.mem_pool.id) for pool in inside]
+        for device, number in reversed(pools):
+            torch._C._cuda_endAllocateToPool(device, number)
+            torch._C._cuda_releasePool(device, number)
+        try:
+            yield
+        finally:
+            for device, number in pools:
+                torch._C._cuda_beginAllocateCurrentThreadToPool(device, number)
+            self._thread.inside = inside
+
+    def pause(self, tag: str | None = None) -> None:
+        """Give the memory of a tag back, of None all. Raises as :meth:`gdrpy.Heap.sleep`.
+
+        Make no tensors of it meanwhile, and use none.
+        """
+        for (_, kept, _, _), pool in self._of(tag):
+            pool.sleep("host" if kept else None)
+
+    def resume(self, tag: str | None = None) -> None:
+        """Bring the memory of a tag back, of None all. Raises as :meth:`gdrpy.Heap.wake`."""
+        for _, pool in self._of(tag):
+            pool.wake()
+
+    def get_cpu_backup(self, x: torch.Tensor, zero_copy: bool = False) -> torch.Tensor | None:
+        """A copy of a paused tensor's contents, on the CPU; None if it has none.
+
+        Raises ValueError for a tensor that is not contiguous or not of a region, or for
+        ``zero_copy``.
+        """
+        if zero_copy:
+            raise ValueError("get_cpu_backup: there are only copies: leave out zero_copy")
+        for _, pool in self._of(None):
+            heap = pool.arena
+            if isinstance(heap, Heap) and heap.contains(x.data_ptr()) and x.is_contiguous():
+                kept = heap.kept(x.data_ptr(), x.nbytes)
+                if kept is None:
+                    return None
+                return torch.frombuffer(bytearray(kept), dtype=x.dtype).view(x.shape)
+        raise ValueError(
+            f"get_cpu_backup: the tensor of shape {tuple(x.shape)} on {x.device} is not "
+            f"contiguous, or not one that was made inside `with region():`"
+        )
+
+    def _pool(self, tag: str, kept: bool, graph_pool: Any = None) -> Pool:
+        key = tag, kept, torch.cuda.current_device(), graph_pool
+        with self._lock:
+            if key not in self._pools:
+                self._pools[key] = Pool(Heap(key[2]))
+            return self._pools[key]
+
+    def _of(self, tag: str | None) -> list[tuple[_Key, Pool]]:
+        with self._lock:
+            return [item for item in self._pools.items() if tag in (None, item[0][0])]
+
+
+class _Thread(threading.local):
+    """The pools whose blocks a thread is inside of."""
+
+    def __init__(self) -> None:
+        self.inside: list[Pool] = []
+
+
+def _check_backend(call: str, backend: str | None) -> None:
+    if backend not in (None, "pinned"):
+        raise ValueError(f'{call}: cpu_backup_backend must be "pinned" or None, not {backend!r}')
+
+
+#: What frameworks call.
+torch_memory_saver = TorchMemorySaver()
+
+#: Subprocesses need no preparation.
+configure_subprocess: Callable[[], AbstractContextManager[None]] = nullcontext
+
+
+def install() -> None:
+    """Have ``import torch_memory_saver`` in this process find this module.
+
+    Each process calls it before it imports the framework. Raises RuntimeError if the package
+    torch_memory_saver is imported already.
+    """
+    here = sys.modules[__name__]
+    found: ModuleType = sys.modules.setdefault("torch_memory_saver", here)
+    if found is not here:
+        raise RuntimeError(
+            "install: this process has imported torch_memory_saver already, from "
+            f"{found.__file__}: call install() before that"
+        )

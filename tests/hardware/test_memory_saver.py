@@ -1,0 +1,169 @@
+"""Tensors that are paused by tag, through torch_memory_saver's interface, on real GPUs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+MIB = 1 << 20
+COUNT = 16 * MIB  # of float32: 64 MiB
+
+
+@pytest.fixture
+def saver(torch):
+    from gdrpy.torch.memory_saver import TorchMemorySaver
+
+    saver = TorchMemorySaver()
+    yield saver
+    saver.resume()
+    for pool in saver._pools.values():
+        heap = pool.arena
+        pool.close()
+        heap.close()
+
+
+def free(torch) -> int:
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info()[0]
+
+
+class TestRegion:
+    def test_gives_memory_back_and_keeps_addresses_and_contents(self, torch, saver):
+        with saver.region(enable_cpu_backup=True):
+            tensor = torch.arange(COUNT, dtype=torch.int32, device="cuda")
+        address, before = tensor.data_ptr(), free(torch)
+        saver.pause()
+        assert free(torch) == before + 64 * MIB
+        saver.resume()
+        assert (free(torch), tensor.data_ptr()) == (before, address)
+        assert torch.equal(tensor, torch.arange(COUNT, dtype=torch.int32, device="cuda"))
+        del tensor
+
+    def test_is_paused_by_its_tag_alone(self, torch, saver):
+        with saver.region("weights", enable_cpu_backup=True):
+            weights = torch.full((COUNT,), 3.0, device="cuda")
+        with saver.region("kv_cache"):
+            cache = torch.full((2 * COUNT,), 4.0, device="cuda")
+        before = free(torch)
+        saver.pause("kv_cache")
+        assert free(torch) == before + 128 * MIB
+        assert float(weights.mean()) == 3
+        saver.pause("weights")
+        assert free(torch) == before + 192 * MIB
+        saver.resume("weights")
+        assert float(weights.mean()) == 3
+        saver.resume()
+        assert float(cache.fill_(5).mean()) == 5
+        del weights, cache
+
+    def test_inside_another_has_its_own_tensors(self, torch, saver):
+        with saver.region("outer", enable_cpu_backup=True):
+            one = torch.full((COUNT,), 1.0, device="cuda")
+            with saver.region("inner"):
+                two = torch.full((COUNT,), 2.0, device="cuda")
+            with saver.disable():
+                three = torch.full((COUNT,), 3.0, device="cuda")
+            four = torch.full((COUNT,), 4.0, device="cuda")
+        before = free(torch)
+        saver.pause("inner")
+        assert free(torch) == before + 64 * MIB
+        saver.pause("outer")
+        assert free(torch) == before + 192 * MIB
+        assert float(three.mean()) == 3
+        saver.resume()
+        assert (float(one.mean()), float(four.mean())) == (1, 4)
+        del one, two, three, four
+
+    def test_shows_what_it_kept(self, torch, saver):
+        with saver.region(enable_cpu_backup=True):
+            tensor = torch.arange(30, device="cuda").view(5, 6)
+        assert saver.get_cpu_backup(tensor) is None
+        saver.pause()
+        backup = saver.get_cpu_backup(tensor)
+        saver.resume()
+        assert torch.equal(backup, torch.arange(30).view(5, 6))
+        with pytest.raises(ValueError, match=r"tensor of shape \(2,\) on cuda:0 is not contiguous"):
+            saver.get_cpu_backup(torch.zeros(2, device="cuda"))
+        del tensor
+
+    def test_that_is_full_raises_torchs_error_and_loses_nothing(self, torch, saver):
+        with saver.region(enable_cpu_backup=True):
+            tensor = torch.full((COUNT,), 3.0, device="cuda")
+            with pytest.raises(torch.OutOfMemoryError):
+                torch.empty(1 << 40, dtype=torch.uint8, device="cuda")
+        saver.pause()
+        saver.resume()
+        assert float(tensor.mean()) == 3
+        del tensor
+
+    def test_frees_its_memory_with_its_tensors(self, torch, saver):
+        before = free(torch)
+        with saver.region():
+            tensor = torch.zeros(COUNT, device="cuda")
+        del tensor
+        saver._pools.clear()
+        assert free(torch) == before
+
+
+class TestGraph:
+    def test_replays_after_it_was_paused(self, torch, saver):
+        with saver.region("weights", enable_cpu_backup=True):
+            weight = torch.full((COUNT,), 2.0, device="cuda")
+        result = torch.zeros(COUNT, device="cuda")
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with saver.cuda_graph(graph, tag="graph"):
+            between = weight * 3
+            result.copy_(between + 1)
+        del between
+        before = free(torch)
+        saver.pause()
+        assert free(torch) >= before + 128 * MIB
+        saver.resume()
+        graph.replay()
+        assert (float(result.min()), float(result.max())) == (7, 7)
+        graph.reset()
+        del graph, weight
+
+    def test_shares_memory_with_graphs_of_its_pool(self, torch, saver):
+        handle, graphs = torch.cuda.graph_pool_handle(), []
+        source = torch.ones(COUNT, device="cuda")
+        result = torch.zeros(COUNT, device="cuda")
+        torch.cuda.synchronize()
+        for factor in (2, 3):
+            graph = torch.cuda.CUDAGraph()
+            with saver.cuda_graph(cuda_graph=graph, pool=handle, tag="graph"):
+                result.copy_(source * factor)
+            graphs.append(graph)
+        ((_, pool),) = saver._pools.items()
+        assert pool.arena.used < 128 * MIB
+        saver.pause()
+        saver.resume()
+        answers = []
+        for graph in graphs:
+            graph.replay()
+            answers.append(float(result.mean()))
+            graph.reset()
+        assert answers == [2, 3]
+        del graph, graphs
+
+
+def test_frameworks_find_it(torch):
+    code = (
+        "import gdrpy.torch.memory_saver\n"
+        "gdrpy.torch.memory_saver.install()\n"
+        "import torch\n"
+        "from torch_memory_saver import configure_subprocess, torch_memory_saver as saver\n"
+        "with configure_subprocess(), saver.region(tag='a', enable_cpu_backup=True):\n"
+        "    x = torch.full((1000,), 5, device='cuda')\n"
+        "saver.pause('a')\n"
+        "saver.resume('a')\n"
+        "print(int(x.sum()))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("5000\n", "")

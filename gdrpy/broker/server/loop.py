@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import logging
+import math
 import select
 import socket
 import threading
@@ -25,7 +26,7 @@ from gdrpy.broker.server.connection import NONSENSE_LIMIT, Flight, ServerConnect
 from gdrpy.broker.server.digests import Digests, Job
 from gdrpy.broker.server.door import Door
 from gdrpy.broker.server.orphans import Orphans
-from gdrpy.broker.server.rights import Identity
+from gdrpy.broker.server.rights import Identity, is_ending
 from gdrpy.broker.server.service import SLICE, Service, Work
 from gdrpy.broker.server.table import Session
 from gdrpy.broker.server.throttle import Throttle
@@ -92,6 +93,8 @@ class Server:
             listener, self._epoll, self._turns, service.descriptors, self._users, self._let_in
         )
         self._orphans = Orphans(self._epoll, self._ended.append, resume_within)
+        #: Sessions of processes that have begun to exit: their queued GPU work may go on.
+        self._dying = Orphans(self._epoll, self._ended.append, math.inf)
         self._woken, self._waker = socket.socketpair()
         self._woken.setblocking(False)
         self._waker.setblocking(False)
@@ -241,8 +244,8 @@ class Server:
         self._door.listen_on(listener)
 
     def _happened(self, number: int, store_fd: int | None) -> None:
-        """Handle an event that is not a client's: of the door, an orphan, a thread, the store."""
-        if self._door.happened(number) or self._orphans.happened(number):
+        """Handle an event that is not a client's: of the door, a process, a thread, the store."""
+        if any(one.happened(number) for one in (self._door, self._orphans, self._dying)):
             return
         if number == self._woken.fileno():
             self._woken.recv(4096)
@@ -366,7 +369,7 @@ class Server:
         self._connections[connection.number] = connection
 
     def _close(self, connection: ServerConnection) -> None:
-        """Close a connection and release its leases."""
+        """Close a connection, and release its leases once its process is not about to end."""
         if not connection.open:
             return
         connection.open = False
@@ -374,7 +377,10 @@ class Server:
         connection.forget()
         if connection.session is not None:
             del self._of_session[connection.session.number]
-            self._ended.append(connection.session)
+            if is_ending(connection.identity):
+                self._dying.keep(connection.session)
+            else:
+                self._ended.append(connection.session)
         self._leave(connection)
 
     def _leave(self, connection: ServerConnection) -> None:

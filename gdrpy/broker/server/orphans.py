@@ -1,4 +1,4 @@
-"""Sessions of an earlier broker's connections, whose processes may still run."""
+"""Sessions without a connection, whose processes may still run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Orphans:
         self._process_of: dict[int, int] = {}
 
     def keep(self, session: Session) -> None:
-        """Keep a process's session with an earlier broker until the process resumes it or ends."""
+        """Keep a process's session until the process resumes it or ends."""
         who = session.identity
         if not session.regions:  # nothing to keep
             self._end(session)
@@ -46,7 +46,8 @@ class Orphans:
         self._process_of[session.number] = process
         self._poll.register(process, select.EPOLLIN)
         with contextlib.suppress(OSError):
-            if start_time(who.pid) != who.started:  # another process has the pid now
+            # It has ended by now, or another process has the pid.
+            if _is_over(process) or start_time(who.pid) != who.started:
                 self.happened(process)
 
     def happened(self, process: int) -> bool:
@@ -77,3 +78,9 @@ class Orphans:
         )
         for process in list(self.sessions):
             self.happened(process)
+
+
+def _is_over(process: int) -> bool:
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    return bool(poll.poll(0))

@@ -16,6 +16,8 @@ from gdrpy.errors import PermissionDenied
 
 READ = 0o4
 WRITE = 0o2
+#: A flag of the kernel's processes.
+_EXITING = 0x4
 #: The sets of groups of all identities.
 _GROUPS: WeakKeyDictionary[frozenset[int], ref[frozenset[int]]] = WeakKeyDictionary()
 _WORDS = {READ: "read", WRITE: "write", READ | WRITE: "read and write"}
@@ -54,14 +56,33 @@ def start_time(pid: int) -> int:
 
     Source: proc_pid_stat(5), field 22. Raises OSError if descriptors are used up.
     """
+    fields = _stat(pid)
+    return int(fields[19]) if fields else 0
+
+
+def is_ending(who: Identity) -> bool:
+    """Whether a process has begun to exit; False where that is unknown.
+
+    The kernel then closes its descriptors one by one, and the GPU may still do its queued work.
+    Source: proc_pid_stat(5), fields 9 and 22; PF_EXITING of the kernel's sched.h.
+    """
+    try:
+        fields = _stat(who.pid)
+    except OSError:
+        return False
+    return bool(fields) and int(fields[19]) == who.started and bool(int(fields[6]) & _EXITING)
+
+
+def _stat(pid: int) -> list[bytes]:
+    """The fields of a process from the third on; none if it is unknown. Raises OSError."""
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # noqa: PTH123 - quicker
             text = file.read()  # the name in it may be any bytes
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise
-        return 0
-    return int(text.rpartition(b")")[2].split()[19])
+        return []
+    return text.rpartition(b")")[2].split()
 
 
 def allowed(who: Identity, region: Any, wanted: int) -> bool:

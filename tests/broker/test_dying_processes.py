@@ -1,0 +1,142 @@
+"""Leases of a process that has begun to exit: its GPU work may go on until it is gone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from gdrpy.broker import unix as _unix
+from gdrpy.broker.server import loop
+from gdrpy.broker.server.loop import Server
+from gdrpy.broker.server.quotas import Quotas
+from gdrpy.broker.server.rights import Identity, is_ending, start_time
+from gdrpy.broker.server.service import Service
+from gdrpy.broker.server.state import State
+from gdrpy.broker.server.store import Store
+from rawclient import RawClient
+
+#: Holds a region, gives up its connection when told to, and lives until its stdin ends.
+HOLDER = """
+import sys
+from rawclient import RawClient
+client = RawClient(sys.argv[1])
+kept = client.get("kv", readonly=False)
+print("holds", flush=True)
+sys.stdin.readline()
+client.close()
+print("closed", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Iterator[str]:
+    """A broker in a thread of this process."""
+    path = str(tmp_path / "s")
+    with ExitStack() as stack:
+        listener = stack.enter_context(_unix.listen(path, 0o600, 16))
+        state = State(Store())
+        stack.callback(state.end)
+        server = Server(listener, Service(state, Quotas(), "test", False), 0.0)
+        serving = threading.Thread(target=server.run)
+        serving.start()
+        stack.callback(serving.join)
+        stack.callback(server.stop)
+        yield path
+
+
+@pytest.fixture
+def holder(path: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds the region "kv"."""
+    with (
+        RawClient(path) as maker,
+        subprocess.Popen(
+            [sys.executable, "-c", HOLDER, path],
+            cwd=Path(__file__).parent,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process,
+    ):
+        made = maker.allocate("kv")
+        maker.release(made["region"])
+        made.close()
+        assert process.stdout is not None
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def step(process: subprocess.Popen[str], expected: str) -> None:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == f"{expected}\n"
+
+
+def writers(client: RawClient) -> int:
+    found: int = client.ok("stat", name="kv")["writers"]
+    return found
+
+
+def until_without(client: RawClient) -> int:
+    """How many writers are left once there are none, or in the end."""
+    deadline = time.monotonic() + 20
+    while writers(client) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return writers(client)
+
+
+class TestLease:
+    def test_of_a_dying_process_ends_when_it_is_gone(self, path, holder, monkeypatch):
+        monkeypatch.setattr(loop, "is_ending", lambda who: True)
+        with RawClient(path) as other:
+            assert holder.stdout.readline() == "holds\n"
+            step(holder, "closed")
+            assert [writers(other) for _ in range(20)] == [1] * 20
+            holder.kill()
+            assert until_without(other) == 0
+
+    def test_of_a_process_that_lives_on_ends_with_its_connection(self, path, holder):
+        with RawClient(path) as other:
+            assert holder.stdout.readline() == "holds\n"
+            step(holder, "closed")
+            assert until_without(other) == 0
+            assert holder.poll() is None
+
+    def test_of_a_killed_process_ends(self, path, holder):
+        with RawClient(path) as other:
+            assert holder.stdout.readline() == "holds\n"
+            assert writers(other) == 1
+            holder.kill()
+            assert until_without(other) == 0
+
+
+class TestEnding:
+    def test_is_told_of_a_process_that_was_killed_and_not_of_one_that_runs(self):
+        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+            who = Identity(process.pid, start_time(process.pid), 0, 0, frozenset())
+            assert not is_ending(who)
+            process.kill()
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+            assert is_ending(who)
+            assert not is_ending(Identity(who.pid, who.started + 1, 0, 0, frozenset()))
+        assert not is_ending(who)
+
+    def test_is_not_told_without_descriptors(self, monkeypatch):
+        def refuse(*_: object, **__: object) -> None:
+            raise OSError(24, "no descriptors")
+
+        who = Identity(os.getpid(), start_time(os.getpid()), 0, 0, frozenset())
+        monkeypatch.setattr("builtins.open", refuse)
+        assert not is_ending(who)

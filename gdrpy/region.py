@@ -363,10 +363,12 @@ class Region(Shown):
             return self._idle_mappings("detach", lasting=True)
         return []
 
-    def _detach(self, call: str, kept: Undo, restore: Undo, sources: list[Any]) -> None:
+    def _detach(
+        self, call: str, kept: Undo, restore: Undo, sources: list[tuple[Region, Any]]
+    ) -> None:
         """Unmap it, with the lock held. ``kept`` releases the memory, ``restore`` maps it again.
 
-        The object that the memory kept alive is appended to ``sources``.
+        The object that the memory kept alive is appended to ``sources``, with the region.
         """
         mappings = self._detachable(call)
         if self._memory.detached:
@@ -382,9 +384,14 @@ class Region(Shown):
             self._map_again()
             raise
         restore.callback(self._attach, call, fd.fileno(), readonly, source)
-        sources.append(source)
+        sources.append((self, source))
         self._memory.source = None
         self._memory.detach()
+
+    def _give_back(self, source: Any) -> None:
+        """Close the object that the memory kept alive before it was detached."""
+        if source is not None:
+            source.close()
 
     def _check(self, call: str, /) -> None:
         super()._check(call)
@@ -447,14 +454,13 @@ def _detach_all(call: str, regions: list[Region]) -> None:
     for region in regions:
         alone(region._lock, region._detachable, call)
     wait_for_work(call, regions)
-    sources: list[Any] = []
+    sources: list[tuple[Region, Any]] = []
     with Undo() as kept, Undo() as restore:
         for region in regions:
             alone(region._lock, region._detach, call, kept, restore, sources)
         restore.forget()
-    for source in sources:
-        if source is not None:
-            source.close()
+    for region, source in sources:
+        region._give_back(source)
 
 
 def wait_for_work(call: str, regions: list[Region]) -> None:

@@ -64,15 +64,26 @@ class Holder(Value, frozen=True):
     count: Number
 
 
+class Sleeper(Value, frozen=True):
+    """A process that has a version of a region's name asleep, which may be an ``older`` one."""
+
+    pid: Number
+    uid: Number
+    version: Number
+    older: bool
+
+
 class RegionInfo(Value, frozen=True, omit_defaults=True):
     """A region as the broker describes it.
 
     ``nbytes`` is the size requested, ``size`` the bytes allocated. ``device`` is the broker's CUDA
     ordinal of a GPU, which may differ from other processes' ordinals, or "cpu"; ``uuid`` is the
     GPU's UUID, None for the host. ``version`` is 0 until the region is published. ``readers`` and
-    ``writers`` count the leases. ``metadata`` and ``holders`` are None in a list, ``sha256`` until
-    a digest is requested. ``linked`` says whether its name refers to it, unlike a draft's name, or
-    one that was replaced or deleted.
+    ``writers`` count the leases. ``asleep`` counts the connections that have a version of its name
+    asleep: detached, to attach it again. While the name refers to no region, its copy in host
+    memory tells of them. ``metadata``, ``holders`` and ``sleepers`` are None in a list, ``sha256``
+    until a digest is requested. ``linked`` says whether its name refers to it, unlike a draft's
+    name, or one that was replaced or deleted.
     """
 
     region: Number
@@ -92,6 +103,8 @@ class RegionInfo(Value, frozen=True, omit_defaults=True):
     holders: tuple[Holder, ...] | None = None
     sha256: str | None = None
     linked: bool = True
+    asleep: Number = 0
+    sleepers: tuple[Sleeper, ...] | None = None
 
 
 class Event(Value, frozen=True, omit_defaults=True):
@@ -209,6 +222,7 @@ class Description(RegionInfo, frozen=True):
     holders: tuple[Holder, ...]
     sha256: str | None
     linked: bool
+    sleepers: tuple[Sleeper, ...] = ()
     id: Number | UnsetType = UNSET
     fds: _Count = 0
 
@@ -216,7 +230,7 @@ class Description(RegionInfo, frozen=True):
 class Counters(Reply):
     """The broker's counters. ``used`` and ``limits`` are bytes by device, ``uuids`` and ``gpus``,
     their product names, by GPU, ``users`` bytes by device and user, ``requests`` counts by name.
-    Older brokers send no ``gpus``.
+    ``asleep`` counts the regions that sessions have asleep. Older brokers send no ``gpus``.
     """
 
     regions: Number
@@ -229,6 +243,7 @@ class Counters(Reply):
     users: dict[str, Number]
     requests: dict[str, Number]
     gpus: dict[str, str] = {}
+    asleep: Number = 0
 
     def as_dict(self) -> dict[str, Any]:
         """The counters by name."""

@@ -61,6 +61,8 @@ class Hello(Request, tag="hello"):
 class Resume(Request, tag="resume"):
     session: Number
     leases: Leases
+    #: Regions that sleep: see :class:`Release`.
+    asleep: Regions = []
     #: Whether another resume of the same session follows; the last one ends that session.
     more: bool = False
 
@@ -117,9 +119,15 @@ class GetMany(Request, tag="get_many", kw_only=True):
 
 
 class Release(Packet, tag="release"):
-    """The only packet without a number and a reply."""
+    """The only packet without a number and a reply.
+
+    ``asleep`` are regions that the client will attach again at the addresses that it keeps;
+    ``awake`` are those of them that it attached again or closed.
+    """
 
     regions: Regions
+    asleep: Regions = []
+    awake: Regions = []
 
 
 class Seal(Request, tag="seal"):
@@ -176,9 +184,9 @@ def count_of(request: AnyRequest) -> int:
         case GetMany():
             return len(request.names) + len(request.regions)
         case Resume():
-            return len(request.leases)
+            return len(request.leases) + len(request.asleep)
         case Release():
-            return len(request.regions)
+            return len(request.regions) + len(request.asleep) + len(request.awake)
         case Publish():
             return len(request.others)
     return 0

@@ -68,6 +68,12 @@ class Generator:
             [
                 {"op": "hello", "version": choice([0, 1, 1, 1, 2]), "client": "fuzz"},
                 {"op": "resume", "session": self.region(), "leases": leases},
+                {
+                    "op": "resume",
+                    "session": self.region(),
+                    "leases": [],
+                    "asleep": [self.region()],
+                },
                 {"op": "allocate", **memory},
                 {"op": "allocate", **memory},
                 {"op": "create", **named},
@@ -87,6 +93,12 @@ class Generator:
                     "gpu": False,
                 },
                 {"op": "release", "regions": [self.region() for _ in range(choice([1, 9]))]},
+                {
+                    "op": "release",
+                    "regions": [],
+                    "asleep": [self.region() for _ in range(choice([0, 1, 9, 65]))],
+                    "awake": [self.region() for _ in range(choice([0, 1, 9, 65]))],
+                },
                 {"op": "seal", "region": self.region()},
                 {"op": "digest", "region": self.region()},
                 {"op": "delete", "name": self.name()},

@@ -784,6 +784,37 @@ class TestBrokerThatWentAway:
                 del region
             broker.delete("a")
 
+    def test_is_told_what_sleeps(self, fake):
+        gone = threading.Event()
+
+        def die(peer):
+            peer.hello()
+            answer_get(peer)
+            told = [peer.take("release") for _ in range(2)]
+            assert told == [
+                {"op": "release", "regions": [], "asleep": [7]},
+                {"op": "release", "regions": [7]},
+            ]
+            peer.sock.close()
+            gone.set()
+
+        def live(peer):
+            peer.hello(session=2)
+            request = peer.take("resume")
+            assert (request["leases"], request["asleep"]) == ([], [7])
+            peer.reply(request, lost=[])
+            peer.reply(peer.take("delete"))
+            assert peer.take("release") == {"op": "release", "regions": [], "awake": [7]}
+            peer.until_closed()
+
+        with connect(fake(die, live)) as broker:
+            region = broker.get("a", gpu=False)
+            sleeper = region._lease.sleeper()
+            region.close()
+            assert gone.wait(10)
+            broker.delete("a")
+            sleeper.close()
+
     def test_for_good_is_unavailable(self, fake):
         path = fake(lambda peer: (peer.hello(), peer.take("delete")))
         with (

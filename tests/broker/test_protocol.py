@@ -26,6 +26,7 @@ KINDS = {
     "digest": replies.Sha256,
     "list": replies.Page,
     "stat": replies.Description,
+    "stat of what sleeps": replies.Description,
     "status": replies.Counters,
     "event": replies.Event,
     "event without a region": replies.Event,

@@ -66,6 +66,7 @@ class TestLimits:
             f"and {quotas.USER_CONNECTIONS} of a user",
             f"at most {service.SLICE} grants",
             f"may have {quotas.USER_LEASES} leases",
+            f"may have {quotas.USER_SLEEPERS} regions asleep",
             f"{loop.USER_BYTES >> 20} MiB for all",
         ],
     )

@@ -42,12 +42,14 @@ def described(table: Table) -> dict[str, Any]:
         "names": {name: region.number for name, region in table.names.items()},
         "sorted": table.sorted_names,
         "sessions": {
-            session.number: (session.identity, set(session.regions))
+            session.number: (session.identity, set(session.regions), session.asleep)
             for session in table.sessions.values()
         },
         "used": {device: used for device, used in table.used.items() if used},
         "used_by": dict(table.used_by),
         "counted": {uid: count for uid, count in table.counted.items() if count},
+        "slept": table.slept,
+        "sleepers": table._sleepers,
     }
 
 
@@ -172,6 +174,17 @@ class TableMachine(RuleBasedStateMachine):
         session = data.draw(st.sampled_from(sorted(region.leases)))
         self.table.release(self.table.sessions[session], region)
 
+    @precondition(lambda self: self.table.sessions and self.table.regions)
+    @rule(data=st.data())
+    def region_falls_asleep(self, data: Any) -> None:
+        fall_asleep(self.table, self.any_session(data), self.any_region(data))
+
+    @precondition(lambda self: any(one.asleep for one in self.table.sessions.values()))
+    @rule(data=st.data())
+    def region_wakes(self, data: Any) -> None:
+        slept = [(one.number, n) for one in self.table.sessions.values() for n in one.asleep]
+        self.table.commit(records.Woke(*data.draw(st.sampled_from(slept))))
+
     @precondition(lambda self: self.table.sessions)
     @rule(data=st.data())
     def session_ends(self, data: Any) -> None:
@@ -252,6 +265,18 @@ class TableMachine(RuleBasedStateMachine):
         for session in table.sessions.values():
             for number in session.regions:
                 assert session.number in table.regions[number].leases
+        sleepers = {
+            (slept.name, slept.uid, session.number, number): slept.version
+            for session in table.sessions.values()
+            for number, slept in session.asleep.items()
+        }
+        assert sleepers == {
+            (*name, *one): version
+            for name, found in table._sleepers.items()
+            for one, version in found.items()
+        }
+        assert all(table._sleepers.values())
+        assert sum(table.slept.values()) == len(sleepers)
 
 
 TestTable = TableMachine.TestCase
@@ -268,7 +293,7 @@ def change(table: Table, chance: random.Random) -> None:
     sessions, regions = list(table.sessions.values()), list(table.regions.values())
     region = chance.choice(regions) if regions else None
     session = chance.choice(sessions) if sessions else None
-    what = chance.randrange(10)
+    what = chance.randrange(12)
     if session is None or what == 0:
         table.commit(records.Began(table.number(), 100, 7, 1, 1, []))
     elif region is None or what < 4:
@@ -295,6 +320,17 @@ def change(table: Table, chance: random.Random) -> None:
         table.commit(records.SealedNow(region.number, ("other life", 5)))
         table.commit(records.Digested(region.number, "ab" * 32))
         table.commit(records.Changed(region.number, 0o640, b"new"))
+    elif what == 10:
+        fall_asleep(table, session.number, region)
+    elif what == 11 and session.asleep:
+        table.commit(records.Woke(session.number, chance.choice(list(session.asleep))))
+
+
+def fall_asleep(table: Table, session: int, region: RegionEntry) -> None:
+    """Have a session sleep in a region, if it does not."""
+    if region.number not in table.sessions[session].asleep:
+        slept = records.Slept(session, region.number, str(region.name), region.version, region.uid)
+        table.commit(slept)
 
 
 def others(table: Table, names: set[str | None], chance: random.Random) -> list[int]:

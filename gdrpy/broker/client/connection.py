@@ -64,6 +64,15 @@ class Lease(_mapping.Lease):
         """Whether the broker no longer knows it, or it was returned."""
         return self._entry is None
 
+    def sleeper(self) -> Lease:
+        """What has the broker count the region as asleep here until it is closed.
+
+        It is a lease of no memory: its region is the complement of the number.
+        """
+        sleeper = Lease(self._connection, ~self.region, False, False)
+        self._connection.drowsy.append(self.region)
+        return sleeper
+
 
 #: A grant's descriptor, None if it did not arrive, and its lease. Dropping them closes both.
 Parcel = tuple[Descriptor | None, Lease]
@@ -94,6 +103,8 @@ class Connection:
         self.leases: dict[int, tuple[int, bool, bool]] = {}
         #: Returned regions that the broker has not been told of, by the same keys.
         self.returned: dict[int, int] = {}
+        #: Regions that fell asleep, of which the broker has not been told.
+        self.drowsy: list[int] = []
         self.reconnect = reconnect
         self._closed = False
         #: Whether a connected transport has done hello and resume, and no request is under way.
@@ -146,6 +157,7 @@ class Connection:
         self._sessions = [*before, session]
         self._greeted = True
         missing = self.leases.copy()
+        self.drowsy.clear()  # the resume tells of them
         for key in list(self.returned):
             if key not in missing:  # a lease returned just now is resumed first
                 self.returned.pop(key, None)
@@ -165,7 +177,9 @@ class Connection:
         for first in range(0, len(wanted) or 1, BATCH_LIMIT):
             batch = wanted[first : first + BATCH_LIMIT]
             more = first + BATCH_LIMIT < len(wanted)
-            request = requests.Resume(session, batch, more, id=0)
+            held = [lease for lease in batch if lease[0] >= 0]
+            asleep = [~lease[0] for lease in batch if lease[0] < 0]
+            request = requests.Resume(session, held, asleep, more, id=0)
             try:
                 resumed, _ = accepted(await self._exchange(request, replies.Resumed))
             except InvalidRequest:  # this process has become another user's
@@ -376,17 +390,26 @@ class Connection:
             pass
 
     def _send_returned(self) -> bool:
-        """Send all returned regions, with the lock held; returns whether the socket took them."""
+        """Send all returned regions, with the lock held; returns whether the socket took them.
+
+        First those that fell asleep, since the broker may forget a region that is returned.
+        """
         while self.returned:
             if not self._settled:  # an interrupted call: its grants are not known
                 self._break_off()
                 return False
-            keys = list(self.returned)[:BATCH_LIMIT]
+            asleep = self.drowsy[:BATCH_LIMIT]
+            keys = [] if asleep else list(self.returned)[:BATCH_LIMIT]
             regions = list(map(self.returned.__getitem__, keys))
-            packet = requests.encode(requests.Release(regions))
+            held = [region for region in regions if region >= 0]
+            awake = {~region for region in regions if region < 0}
+            if awake:
+                awake -= {~lease[0] for lease in list(self.leases.values())}
+            packet = requests.encode(requests.Release(held, asleep, [*awake]))
             self._settled = False
             sent = self.transport.send_now(packet)
             if sent:
+                del self.drowsy[: len(asleep)]
                 for key in keys:
                     del self.returned[key]
             self._settled = True

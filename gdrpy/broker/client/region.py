@@ -6,7 +6,7 @@ import errno
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from gdrpy import safetensors
-from gdrpy._core._mapping import Descriptor
+from gdrpy._core._mapping import Descriptor, alone
 from gdrpy.arrays.array import Array
 from gdrpy.broker.client.base import BrokerBase
 from gdrpy.broker.client.connection import Lease, Parcels
@@ -49,6 +49,8 @@ class LeasedRegion(Region):
     _asleep: RegionInfo | None = None
     #: The host copy that wake_many() made it from, which stays mapped for the next time.
     _copy: LeasedRegion | None = None
+    #: What has the broker count it as asleep while it is detached.
+    _sleeper: Lease | None = None
 
     @classmethod
     def _granted(
@@ -138,6 +140,20 @@ class LeasedRegion(Region):
             parcels.pop()
             if not attached:
                 lease.close()
+
+    def _attach_once(self, call: str, fd: int, readonly: bool, source: Any) -> bool:
+        attached = super()._attach_once(call, fd, readonly, source)
+        if attached:
+            self._sleeper = None
+        return attached
+
+    def _give_back(self, source: Any) -> None:
+        alone(self._lock, self._fall_asleep, source)
+        super()._give_back(source)
+
+    def _fall_asleep(self, lease: Lease) -> None:
+        if self.detached and self.version and not lease.lost:
+            self._sleeper = lease.sleeper()
 
     @property
     def _lease(self) -> Lease:
@@ -257,10 +273,16 @@ class LeasedRegion(Region):
     def _release(self) -> None:
         lease: Any = self._memory.source
         super()._release()
+        self._sleeper = None
         if self._copy is not None:
             self._copy.close()
         if lease is not None:
             lease.close()
+
+    def _release_with_users(self) -> bool:
+        told = super()._release_with_users()
+        self._sleeper = None
+        return told
 
     def __repr__(self) -> str:
         if self.closed:

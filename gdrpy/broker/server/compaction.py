@@ -31,9 +31,9 @@ class Compaction:
         A region is copied whole, with a record for each of its leases.
         """
         while count > 0 and self._sessions:
-            _, session = self._sessions.popitem()
-            self._append(session.began())
-            count -= 1
+            number = next(reversed(self._sessions))
+            count -= 1 + len(self._sessions[number].asleep)
+            self._copy_session(number)
         while count > 0 and self._regions:
             _, region = self._regions.popitem()
             count -= self._copy(region)
@@ -54,6 +54,9 @@ class Compaction:
                 if number in self._regions:
                     return
                 self._copy_session(session)
+            case records.Slept(session) | records.Woke(session):
+                if session in self._sessions:
+                    return
             case records.Made() | records.Began():
                 pass
             case _:
@@ -71,6 +74,8 @@ class Compaction:
         session = self._sessions.pop(number, None)
         if session is not None:
             self._append(session.began())
+            for slept in session.asleep.values():
+                self._append(slept)
 
     def _copy(self, region: RegionEntry) -> int:
         """Copy a region, unless it is gone; returns the number of records."""

@@ -34,7 +34,7 @@ class Orphans:
     def keep(self, session: Session) -> None:
         """Keep a process's session until the process resumes it or ends."""
         who = session.identity
-        if not session.regions:  # nothing to keep
+        if not (session.regions or session.asleep):  # nothing to keep
             self._end(session)
             return
         try:

@@ -27,6 +27,8 @@ USED_UP = (
 )
 #: Leases of all sessions of a user.
 USER_LEASES = 128 * 1024
+#: Regions that all sessions of a user may have asleep: each keeps a name.
+USER_SLEEPERS = 4096
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,10 @@ class Quotas:
                 f"{call}: clients of user {who.uid} hold {USER_LEASES} regions, counted once for "
                 f"each connection, which is the limit: close some"
             )
+
+    def lets_sleep(self, table: Table, who: Identity) -> bool:
+        """Whether another region that a user has asleep is counted."""
+        return who.privileged or table.slept.get(who.uid, 0) < USER_SLEEPERS
 
 
 def _too_much(

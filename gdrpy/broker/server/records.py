@@ -114,8 +114,24 @@ class Released(Record, tag=10):
     region: int
 
 
+class Slept(Record, tag=11):
+    """The session has a version of a name asleep. The region itself may be gone before it wakes."""
+
+    session: int
+    region: int
+    name: str
+    version: int
+    #: The region's.
+    uid: int
+
+
+class Woke(Record, tag=12):
+    session: int
+    region: int
+
+
 _OfRegion = Made | Published | Unlinked | SealedNow | Digested | Changed
-_OfSession = Began | Ended | Granted | Released
+_OfSession = Began | Ended | Granted | Released | Slept | Woke
 
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Life | _OfRegion | _OfSession).decode

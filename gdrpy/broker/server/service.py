@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec import UNSET, UnsetType
+from msgspec.structs import astuple, replace
 
 from gdrpy import errors
 from gdrpy.broker import protocol, replies, requests
@@ -98,6 +99,10 @@ class Service:
                 table.commit(records.Released(session.number, region))
             self._tell_of_room()
             yield None
+        while len(session.asleep) > SLICE and session.number in table.sessions:
+            for region in list(itertools.islice(session.asleep, SLICE)):
+                table.commit(records.Woke(session.number, region))
+            yield None
         if session.number in table.sessions:
             table.commit(records.Ended(session.number))
             self._tell_of_room()
@@ -128,23 +133,48 @@ class Service:
             self.announce("freed", None)
 
     def _release(self, session: Session, request: requests.Release) -> Work | None:
-        """Release leases, and ignore regions without one."""
-        if len(request.regions) > SLICE:
-            return self._release_in_turns(session, request.regions)
-        self._release_some(session, request.regions)
+        """Release leases, and ignore regions without one; tell who sleeps."""
+        if max(map(len, astuple(request))) > SLICE:
+            return self._release_in_turns(session, request)
+        self._release_some(session, *astuple(request))
         return None
 
-    def _release_in_turns(self, session: Session, regions: list[int]) -> Work:
-        for start in range(0, len(regions), SLICE):
+    def _release_in_turns(self, session: Session, request: requests.Release) -> Work:
+        for start in range(0, max(map(len, astuple(request))), SLICE):
             if start:
                 yield None
-            self._release_some(session, regions[start : start + SLICE])
+            some = [numbers[start : start + SLICE] for numbers in astuple(request)]
+            self._release_some(session, *some)
 
-    def _release_some(self, session: Session, regions: list[int]) -> None:
+    def _release_some(
+        self, session: Session, regions: list[int], asleep: list[int], awake: list[int]
+    ) -> None:
+        for number in asleep:
+            self._sleep(session, number)
+        for number in awake:
+            if number in session.asleep:
+                self.table.commit(records.Woke(session.number, number))
         for number in regions:
             if number in session.regions:
                 self.table.release(session, session.regions[number])
         self._tell_of_room()
+
+    def _sleep(self, session: Session, number: int, before: Session | None = None) -> None:
+        """Count a region as asleep, if an earlier session had it so, or the process may have it."""
+        if number in session.asleep:
+            return
+        region = self.table.regions.get(number)
+        if before is not None and number in before.asleep:
+            slept = replace(before.asleep[number], session=session.number)
+            self.table.commit(records.Woke(before.number, number))
+        elif region is None or region.name is None or not region.version:
+            return
+        elif number in session.regions or allowed(session.identity, region, READ):
+            slept = records.Slept(session.number, number, region.name, region.version, region.uid)
+        else:
+            return
+        if self.quotas.lets_sleep(self.table, session.identity):
+            self.table.commit(slept)
 
     def resume(self, session: Session, request: requests.Resume) -> Work:
         """Take leases over from a session of the same process whose connection is gone."""
@@ -156,6 +186,11 @@ class Service:
             for lease in request.leases[start : start + SLICE]:
                 if not self._resume_lease(session, before, *lease):
                     lost.append(lease[0])
+        for start in range(0, len(request.asleep), SLICE):
+            yield None
+            before = self._before(session, request.session)
+            for number in request.asleep[start : start + SLICE]:
+                self._sleep(session, number, before)
         self._before(session, request.session)
         yield replies.Resumed(id=request.id, lost=lost), []
 
@@ -590,6 +625,7 @@ class Service:
             "names": len(self.table.names),
             "sessions": len(self.table.sessions),
             "leases": sum(self.table.leased.values()),
+            "asleep": sum(self.table.slept.values()),
             "used": {str(device): self.table.used[device] for device in self.quotas.devices},
             "limits": {str(device): limit for device, limit in self.quotas.devices.items()},
             "uuids": {str(device): uuid for device, uuid in self.quotas.uuids.items()},

@@ -15,6 +15,7 @@ from msgspec import Struct, field
 from msgspec.structs import astuple
 
 from gdrpy.broker.checkpoint import places_of
+from gdrpy.broker.protocol import COPIES
 from gdrpy.broker.server import records
 from gdrpy.broker.server.rights import Identity, shared_groups
 
@@ -69,6 +70,8 @@ class Session(Struct, eq=False):
     identity: Identity
     #: The regions that it has leases of.
     regions: dict[int, RegionEntry] = field(default_factory=dict)
+    #: What it has asleep, by the regions' numbers.
+    asleep: dict[int, records.Slept] = field(default_factory=dict)
 
     def began(self) -> records.Began:
         """The record of its beginning."""
@@ -95,6 +98,10 @@ class Table:
         #: The number of each user's regions, and of each user's leases.
         self.counted: dict[int, int] = {}
         self.leased: dict[int, int] = {}
+        #: The number of regions that each user has asleep; and what sleeps, by name and owner,
+        #: then by session and region.
+        self.slept: dict[int, int] = {}
+        self._sleepers: dict[tuple[str, int], dict[tuple[int, int], int]] = {}
         #: All names, in order.
         self.sorted_names: list[str] = []
         #: Copies of other brokers' regions, by the original's life and number, and the owner.
@@ -209,6 +216,8 @@ class Table:
         session = self.sessions.pop(record.session)
         for region in session.regions.values():
             self._drop(session, region)
+        for slept in session.asleep.values():
+            self._stir(session, slept)
 
     def grant(self, session: Session, region: RegionEntry, writable: bool, gpu: bool) -> None:
         """Add a grant. The journal records only the first grant of each kind."""
@@ -251,6 +260,36 @@ class Table:
         region.writers -= region.leases.pop(session.number).writable
         count(self.leased, session.identity.uid, -1)
         self._forget_unheld(region)
+
+    def _sleep(self, record: records.Slept) -> None:
+        session = self.sessions[record.session]
+        session.asleep[record.region] = record
+        sleepers = self._sleepers.setdefault((record.name, record.uid), {})
+        sleepers[record.session, record.region] = record.version
+        count(self.slept, session.identity.uid, 1)
+
+    def _wake(self, record: records.Woke) -> None:
+        session = self.sessions[record.session]
+        self._stir(session, session.asleep.pop(record.region))
+
+    def _stir(self, session: Session, slept: records.Slept) -> None:
+        """Stop counting a region that a session has asleep."""
+        sleepers = self._sleepers[slept.name, slept.uid]
+        del sleepers[slept.session, slept.region]
+        if not sleepers:
+            del self._sleepers[slept.name, slept.uid]
+        count(self.slept, session.identity.uid, -1)
+
+    def sleepers(self, region: RegionEntry) -> dict[tuple[int, int], int]:
+        """The versions of a region's name that sleep, by session and region.
+
+        A copy in host memory has those of its region's name while that refers to no region.
+        """
+        name = region.name or ""
+        original, is_copy, _ = name.rpartition(COPIES)
+        if is_copy and original not in self.names:
+            name = original
+        return self._sleepers.get((name, region.uid), {})
 
     def _forget_unheld(self, region: RegionEntry) -> None:
         if region.linked or region.leases:
@@ -300,4 +339,6 @@ _APPLY: dict[type, Callable[[Table, Any], None]] = {
     records.Ended: Table._end,
     records.Granted: Table._grant,
     records.Released: Table._release,
+    records.Slept: Table._sleep,
+    records.Woke: Table._wake,
 }

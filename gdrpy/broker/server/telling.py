@@ -8,17 +8,17 @@ import itertools
 from msgspec.structs import asdict
 
 from gdrpy.broker import protocol, requests
-from gdrpy.broker.replies import Description, Holder, Page, RegionInfo
+from gdrpy.broker.replies import Description, Holder, Page, RegionInfo, Sleeper
 from gdrpy.broker.server.rights import READ, Identity, allowed
 from gdrpy.broker.server.table import LeaseEntry, RegionEntry, Table
 
 #: Bytes that an entry takes besides its name, at most.
-_ENTRY_BYTES = 250
+_ENTRY_BYTES = 270
 #: Bytes counted for an entry that the client may not see, since a page must fit one turn.
 _HIDDEN_BYTES = 16
 
 
-def entry(region: RegionEntry) -> RegionInfo:
+def entry(table: Table, region: RegionEntry) -> RegionInfo:
     """A region in a list."""
     return RegionInfo(
         region=region.number,
@@ -34,6 +34,7 @@ def entry(region: RegionEntry) -> RegionInfo:
         readers=len(region.leases) - region.writers,
         writers=region.writers,
         uuid=region.uuid or None,
+        asleep=len(table.sleepers(region)),
     )
 
 
@@ -52,7 +53,7 @@ def page(table: Table, who: Identity, request: requests.List) -> Page:
             return Page(id=request.id, regions=found, next=names[index - 1])
         region = table.names[names[index]]
         if allowed(who, region, READ):
-            found.append(entry(region))
+            found.append(entry(table, region))
             room -= _ENTRY_BYTES + len(names[index])
         else:
             room -= _HIDDEN_BYTES
@@ -60,17 +61,26 @@ def page(table: Table, who: Identity, request: requests.List) -> Page:
 
 
 def all_about(table: Table, region: RegionEntry, number: int) -> Description:
-    """A region's entry, metadata, digest and holders, as the reply to request ``number``."""
+    """A region's entry, metadata, digest, holders and sleepers, as the reply to a request."""
     held = itertools.islice(region.leases.items(), protocol.HOLDERS_LIMIT)
     holders = tuple(_holder(table.sessions[number].identity, lease) for number, lease in held)
+    slept = itertools.islice(table.sleepers(region).items(), protocol.HOLDERS_LIMIT)
+    sleepers = tuple(
+        _sleeper(table.sessions[number].identity, version, region) for (number, _), version in slept
+    )
     fields = {
-        **asdict(entry(region)),
+        **asdict(entry(table, region)),
         "linked": region.linked,
         "metadata": region.metadata,
         "sha256": region.digest,
         "holders": holders,
+        "sleepers": sleepers,
     }
     return Description(**fields, id=number)
+
+
+def _sleeper(who: Identity, version: int, region: RegionEntry) -> Sleeper:
+    return Sleeper(who.pid, who.uid, version, version < region.version)
 
 
 def _holder(who: Identity, lease: LeaseEntry) -> Holder:

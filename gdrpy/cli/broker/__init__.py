@@ -195,7 +195,7 @@ def gpus(client: Broker) -> dict[str, str]:
 def listed(region: RegionInfo, gpus: dict[str, str]) -> dict[str, Any]:
     """A region in a list, for JSON."""
     told = _fields(region, gpus)
-    for name in ("metadata", "holders", "sha256", "linked"):
+    for name in ("metadata", "holders", "sleepers", "sha256", "linked"):
         del told[name]
     return told
 

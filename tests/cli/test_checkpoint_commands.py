@@ -416,6 +416,7 @@ class TestLists:
             "size": size,
             "readers": 1,
             "writers": 0,
+            "asleep": 0,
         }
         assert [one["checkpoint"] for one in regions.values()] == [None] * 4
 

@@ -21,6 +21,29 @@ class TestStat:
         ]
         assert (found["readers"], found["writers"]) == (1, 0)
 
+    def test_tells_who_has_it_asleep(self, broker, json_of, capsys):
+        with gdrpy.connect() as client:
+            older = client.put("table", b"x")
+            newer = client.put("table", b"y")
+            gdrpy.detach_many([older, newer])
+            client.status()  # the broker has read what was sent before
+            assert main(["stat", "table"]) == 0
+            printed = capsys.readouterr().out
+            status, found = json_of("stat", "table")
+            _, listed = json_of("ls")
+            older.close()
+            newer.close()
+        assert "held by   0 readers, 0 writers, 2 asleep\n" in printed
+        assert " in older version 1 " in printed
+        assert " in version 2 " in printed
+        who = {"pid": os.getpid(), "uid": os.getuid()}
+        assert (status, found["asleep"], found["sleepers"]) == (
+            0,
+            2,
+            [who | {"version": 1, "older": True}, who | {"version": 2, "older": False}],
+        )
+        assert [region["asleep"] for region in listed["regions"]] == [2]
+
     def test_prints_metadata_that_json_lacks(self, broker, capsys):
         with gdrpy.connect() as client:
             client.allocate("x", 1, "cpu", metadata={"key": b"bytes"})

@@ -60,7 +60,36 @@ class TestTop:
         assert f"{getpass.getuser()} 2.0 MiB on GPU 0" in lines
         process = f"{os.getpid()} {Path('/proc/self/comm').read_text().strip()}"
         assert f"{process} 2.0 MiB in 1 region, writes, by {getpass.getuser()}" in lines
-        assert [line for line in lines if line.startswith("table │ 10.0 KiB │ 0 r, 2 w │ GPU 0")]
+        assert [one for one in lines if one.startswith("table │ 0 r, 2 w │ 10.0 KiB │ 1 │ GPU 0")]
+
+    @pytest.mark.parametrize("columns", [60, 120])
+    def test_shows_versions_and_who_sleeps(self, broker, capsys, monkeypatch, columns):
+        monkeypatch.setenv("COLUMNS", str(columns))
+
+        def shown() -> list[str]:
+            client.status()  # the broker has read what was sent before
+            assert main(["top", "--count", "1"]) == 0
+            lines = capsys.readouterr().out.splitlines()
+            assert all(len(line) <= columns for line in lines)
+            return [" ".join(line.strip("│ ").split()) for line in lines]
+
+        views = "" if columns == 60 else ", writes, GPU view"
+        with gdrpy.connect() as client, client.put("kept", [1]):
+            first = client.put("weights", b"x", seal=True)
+            second = client.put("weights", b"y", seal=True)
+            gdrpy.detach_many([first, second])
+            (process,) = [line for line in shown() if line.startswith(f"{os.getpid()} ")]
+            words = f"2.0 MiB in 1 region, 2 asleep (1 older){views}, by {getpass.getuser()}"
+            assert process.endswith(words)
+            assert [line for line in shown() if line.startswith("weights │ 2 asleep │ 1 byte │ 2")]
+            second.attach()
+            assert [line for line in shown() if line.startswith("weights │ 1 r, 1 asleep │ ")]
+            first.close()
+            client.sleep_many([second])
+            (copy,) = [line for line in shown() if line.startswith("weights.host/")]
+            assert copy.split(" │ ")[1:3] == ["1 asleep", "1 byte"]
+            second.close()
+            assert not [line for line in shown() if "asleep" in line]
 
     @pytest.mark.parametrize(
         ("name", "shown", "room"),

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gdrpy.broker.checkpoint import file_of, is_checkpoint
 from gdrpy.broker.client.broker import Broker
 from gdrpy.broker.client.checkpoints import listed
-from gdrpy.broker.replies import Holder, RegionInfo
+from gdrpy.broker.replies import Holder, RegionInfo, Sleeper
 from gdrpy.cli import broker
 from gdrpy.cli.exits import CommandError
 from gdrpy.errors import Error
@@ -55,7 +55,8 @@ def told(region: RegionInfo, whole: RegionInfo, gpus: dict[str, str]) -> dict[st
     """A region in a list, for JSON, with the sums of a checkpoint's files beside its own bytes."""
     sums = None
     if whole is not region:
-        sums = {name: getattr(whole, name) for name in ("nbytes", "size", "readers", "writers")}
+        names = "nbytes", "size", "readers", "writers", "asleep"
+        sums = {name: getattr(whole, name) for name in names}
     return broker.listed(region, gpus) | {"checkpoint": sums}
 
 
@@ -70,7 +71,9 @@ def summed(region: RegionInfo, files: list[RegionInfo]) -> RegionInfo:
         size=sum(one.size for one in every),
         readers=max(one.readers for one in every),
         writers=max(one.writers for one in every),
+        asleep=max(one.asleep for one in every),
         holders=None if region.holders is None else _merged(every),
+        sleepers=None if region.sleepers is None else _once(every),
     )
 
 
@@ -89,6 +92,12 @@ def _merged(regions: list[RegionInfo]) -> tuple[Holder, ...]:
             )
         found[key] = holder
     return tuple(found.values())
+
+
+def _once(regions: list[RegionInfo]) -> tuple[Sleeper, ...]:
+    """The processes that have any of the regions asleep."""
+    every = [sleeper for region in regions for sleeper in region.sleepers or ()]
+    return tuple({(one.pid, one.uid): one for one in every}.values())
 
 
 def check_alone(client: Broker, command: str, region: RegionInfo | None) -> None:

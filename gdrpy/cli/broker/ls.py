@@ -1,6 +1,7 @@
 """Lists the broker's regions by name, with size, how many clients hold them for reading
-(r) and for writing (w), place, permissions, version, and owner. A narrow terminal
-shows fewer columns. Regions that you may not read are not listed. A checkpoint is shown
+(r) and for writing (w) or have them asleep, place, permissions, version, and owner. A
+narrow terminal shows fewer columns. While all clients of a region sleep, its copy in host
+memory tells of them. Regions that you may not read are not listed. A checkpoint is shown
 with the bytes and holders of all of its files, which are listed as well. With --json these
 sums are its "checkpoint", and the bytes of all regions add up to the memory in use.
 
@@ -55,18 +56,23 @@ def _whose(prefix: str) -> str:
     return f" whose names begin with {prefix!r}{hint}" if prefix else ""
 
 
-def _row(region: RegionInfo) -> tuple[str, ...]:
-    return (
-        str(region.name),
-        approximate_size(region.nbytes),
-        f"{region.readers} r, {region.writers} w",
-        broker.device_words(region.device),
-        broker.mode_words(region.mode) + " sealed" * region.sealed,
-        str(region.version),
-        broker.user_words(region.uid),
-    )
+def _row(region: RegionInfo) -> dict[str, str]:
+    held = f"{region.readers} r, {region.writers} w"
+    if region.asleep:
+        counts = {"r": region.readers, "w": region.writers, "asleep": region.asleep}
+        held = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    return {
+        "name": str(region.name),
+        "size": approximate_size(region.nbytes),
+        "held by": held,
+        "on": broker.device_words(region.device),
+        "rights": broker.mode_words(region.mode) + " sealed" * region.sealed,
+        "version": str(region.version),
+        "owner": broker.user_words(region.uid),
+    }
 
 
-def drawn(regions: list[RegionInfo], output: Output) -> str:
+def drawn(regions: list[RegionInfo], output: Output, columns: tuple[str, ...] = _COLUMNS) -> str:
     """A table with a line for each region: a narrow terminal gets fewer columns."""
-    return listing.drawn([_COLUMNS, *map(_row, regions)], output)
+    rows = [tuple(map(row.__getitem__, columns)) for row in map(_row, regions)]
+    return listing.drawn([columns, *rows], output)

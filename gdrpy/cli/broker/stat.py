@@ -1,6 +1,7 @@
 """Shows a region: its size and place, version, owner and permissions, whether it is
-sealed, its digest if one was computed, its metadata, the processes that hold it, and its
-tensors. A checkpoint has the bytes, holders and tensors of all of its files.
+sealed, its digest if one was computed, its metadata, the processes that hold it or have
+it asleep, and its tensors. A checkpoint has the bytes, holders and tensors of all of its
+files.
 
 examples:
   gdrpy stat weights
@@ -22,7 +23,7 @@ from typing import Any
 from gdrpy.broker.checkpoint import is_checkpoint
 from gdrpy.broker.client.broker import Broker
 from gdrpy.broker.client.region import LeasedRegion
-from gdrpy.broker.replies import Holder, RegionInfo
+from gdrpy.broker.replies import Holder, RegionInfo, Sleeper
 from gdrpy.cli import broker
 from gdrpy.cli.broker import checkpoints, listing
 from gdrpy.cli.exits import OK, words_of
@@ -51,6 +52,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
     if region.holders:
         columns = ("process", "user", "writes", "GPU view", "times")
         output.show(table(columns, map(_holder, region.holders)))
+    if region.sleepers:
+        output.show(table(("process", "user", "asleep"), map(_sleeper, region.sleepers)))
     if tensors and not output.as_json:
         rows = [("tensor", "type", "shape", "size"), *map(_tensor, tensors)]
         output.text(listing.drawn(rows, output, whole=True))
@@ -119,7 +122,8 @@ def _lines(
         nbytes = sum(size for *_, size in places)  # of tied weights once
         lines.append(("tensors", f"{len(tensors)}{in_files}, {approximate_size(nbytes)}"))
     holders = f"{counted(region.readers, 'reader')}, {counted(region.writers, 'writer')}"
-    return [*lines, ("held by", holders)]
+    asleep = f", {region.asleep} asleep" if region.asleep else ""
+    return [*lines, ("held by", holders + asleep)]
 
 
 def _holder(holder: Holder) -> tuple[str, ...]:
@@ -130,3 +134,8 @@ def _holder(holder: Holder) -> tuple[str, ...]:
         "yes" if holder.gpu else "no",
         str(holder.count),
     )
+
+
+def _sleeper(sleeper: Sleeper) -> tuple[str, ...]:
+    version = f"in {'older ' * sleeper.older}version {sleeper.version}"
+    return str(sleeper.pid), broker.user_words(sleeper.uid), version

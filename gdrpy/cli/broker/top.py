@@ -1,6 +1,7 @@
 """Shows repeatedly what the broker holds: bytes on each device and for each user, the
-processes that hold most, the regions with how many clients hold them, and requests per
-second. On a terminal it fills the screen, and these keys work:
+processes that hold most, the regions with their versions and how many clients hold them
+or have them asleep, and requests per second. On a terminal it fills the screen, and these
+keys work:
 
   q  quit, as Ctrl-C does
   s  sort the regions by size, by name, or by how many clients hold them
@@ -34,7 +35,7 @@ from rich.text import Text
 
 from gdrpy.broker.client.broker import Broker
 from gdrpy.broker.protocol import CPU_DEVICE
-from gdrpy.broker.replies import Holder, RegionInfo
+from gdrpy.broker.replies import Holder, RegionInfo, Sleeper
 from gdrpy.cli import broker, keys, options
 from gdrpy.cli.broker import checkpoints, listing, ls
 from gdrpy.cli.broker.checkpoints import Checkpoints
@@ -59,6 +60,8 @@ _INDENT = "  "
 _COLUMN = 12
 #: Columns that the path of the broker's socket has at least.
 _SOCKET = 12
+#: The columns of the regions; the last ones are left out where there is no room.
+_REGIONS = ("name", "held by", "size", "version", "on", "rights", "owner")
 #: From these shares of a device on a bar has another colour.
 _COLOURS = ((0.9, "red"), (0.7, "yellow"), (0.0, "green"))
 
@@ -152,13 +155,15 @@ class View:
 
 @dataclass
 class _Process:
-    """A process that holds regions, each by one connection or several."""
+    """A process that holds regions, each by one connection or several, or has them asleep."""
 
     uid: int
     #: Their sizes, by their numbers.
     regions: dict[int, int] = field(default_factory=dict)
     writes: bool = False
     gpu: bool = False
+    asleep: int = 0
+    older: int = 0
 
     @property
     def size(self) -> int:
@@ -168,6 +173,20 @@ class _Process:
         self.regions[region.region] = region.size
         self.writes |= holder.writable
         self.gpu |= holder.gpu
+
+    def add_sleeper(self, sleeper: Sleeper) -> None:
+        self.asleep += 1
+        self.older += sleeper.older
+
+    def words(self, width: int) -> str:
+        """What it holds and has asleep, in so many columns if that is possible."""
+        older = f" ({self.older} older)" * bool(self.older)
+        start = f" {approximate_size(self.size):>9} in {counted(len(self.regions), 'region')}"
+        start += f", {self.asleep} asleep{older}" * bool(self.asleep)
+        views = ", writes" * self.writes + ", GPU view" * self.gpu
+        end = f", by {broker.user_words(self.uid)}"
+        narrow = self.asleep and len(start + views + end) > width
+        return start + end if narrow else start + views + end
 
 
 class Sample:
@@ -236,7 +255,7 @@ class Sample:
                 break
         rows = max(rows, 1)
         seen = view.of(self.regions)
-        table = [Text(ls.drawn(seen[:rows], output))] if seen else []
+        table = [Text(ls.drawn(seen[:rows], output, _REGIONS))] if seen else []
         note = _more(len(seen) - rows, ": 'gdrpy ls' lists all")
         return Group(*above, *table, *note, *keys_below)
 
@@ -279,11 +298,7 @@ class Sample:
     def _holding(self, width: int) -> list[str]:
         """A line for each process: with its command's name, if that fits."""
         most = sorted(self._processes.items(), key=lambda item: -item[1].size)
-        rest = [
-            f" {approximate_size(one.size):>9} in {counted(len(one.regions), 'region')}"
-            f"{', writes' * one.writes}{', GPU view' * one.gpu}, by {broker.user_words(one.uid)}"
-            for _, one in most
-        ]
+        rest = [one.words(width - len(_INDENT) - len(str(pid))) for pid, one in most]
         named = [f"{pid} {_command(pid, one.uid)}" for pid, one in most]
         room = width - max(map(len, rest), default=0) - len(_INDENT)
         column = max([_COLUMN, *map(len, named)])
@@ -294,14 +309,16 @@ class Sample:
 
 
 def _processes(client: Broker, regions: Sequence[RegionInfo]) -> dict[int, _Process]:
-    """The processes that hold regions, by their numbers as the broker sees them."""
+    """The processes that hold regions or have them asleep, by their numbers for the broker."""
     found: dict[int, _Process] = {}
-    held = [region for region in View().of(regions) if region.readers + region.writers]
-    for region in held[:_ASKED]:
+    used = [one for one in View().of(regions) if one.readers + one.writers + one.asleep]
+    for region in used[:_ASKED]:
         with contextlib.suppress(NotFound, PermissionDenied):  # deleted meanwhile
-            for holder in client.stat(str(region.name)).holders or ():
-                process = found.setdefault(holder.pid, _Process(holder.uid))
-                process.add(holder, region)
+            now = client.stat(str(region.name))
+            for holder in now.holders or ():
+                found.setdefault(holder.pid, _Process(holder.uid)).add(holder, region)
+            for sleeper in now.sleepers or ():
+                found.setdefault(sleeper.pid, _Process(sleeper.uid)).add_sleeper(sleeper)
     return found
 
 

@@ -61,7 +61,7 @@ def packed(
             stored[names[0]] = first.contiguous()
             continue
         base = f"{names[0]}.storage"
-        while base in plain:
+        while base in plain or base in stored:
             base += ".storage"
         start = _extent(first)[0] // _ALIGNMENT * _ALIGNMENT
         stored[base] = _bytes(first, start, max(_extent(plain[name])[1] for name in names))

@@ -221,6 +221,10 @@ class TestCommonMemory:
         shared(broker, {"x": whole.t(), "x.storage": random(2), "x.storage.storage": random(3)})
         assert stored(broker).keys() == {"x.storage", "x.storage.storage", "x" + 3 * ".storage"}
 
+    def test_has_a_name_that_no_other_one_has(self, broker):
+        shared(broker, {"x": random(2, 3).t(), "x.storage": random(3, 2).t()})
+        assert stored(broker).keys() == {"x" + 2 * ".storage", "x" + 3 * ".storage"}
+
     def test_is_the_same_in_another_process(self, broker):
         whole = torch.arange(12, dtype=torch.bfloat16).reshape(3, 4)
         tensors = {"whole": whole, "part": whole.t()[1:3], "one": torch.tensor(3, dtype=torch.int8)}

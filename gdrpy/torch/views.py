@@ -18,6 +18,8 @@ from gdrpy.common.dtypes import DTYPES
 
 #: The note's name in the header.
 _NOTE = "gdrpy.torch.views"
+#: Names that are none of tensors where the format has aliases.
+_RESERVED = {"format", _NOTE}
 #: The names of element types that the format has.
 _TYPES = {dtype.array_name for dtype in DTYPES.values()}
 #: Arrays of bytes begin at a multiple of this in their storage, and have a multiple of it.
@@ -52,7 +54,11 @@ def packed(
     views: dict[str, _View] = {}
     for names in _clusters(plain):
         first, *others = (plain[name] for name in names)
-        if _fits(first) and all(_place(one) == _place(first) for one in others):
+        if (
+            _fits(first)
+            and all(_place(one) == _place(first) for one in others)
+            and _RESERVED.isdisjoint(names[1:])
+        ):
             stored[names[0]] = first
             aliases |= dict.fromkeys(names[1:], names[0])
             continue

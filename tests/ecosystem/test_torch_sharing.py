@@ -292,11 +292,13 @@ class TestTiedWeights:
         [
             ({"a": "a"}, "alias 'a' is a tensor's name: choose another"),
             ({"b": "c"}, "alias 'b' stands for 'c', which is not a tensor's name"),
+            ({"format": "a"}, "alias 'format' is no name of a tensor: choose another"),
+            ({"note": "a"}, "alias 'note' is no name of a tensor: choose another"),
         ],
     )
     def test_have_aliases_of_tensors_alone(self, broker, aliases, reason):
         with pytest.raises(ValueError, match=f"put_tensors: {reason}"):
-            broker.put_tensors("a", {"a": [1]}, aliases=aliases)
+            broker.put_tensors("a", {"a": [1]}, aliases=aliases, notes={"note": "text"})
 
 
 class TestEmptyWeights:

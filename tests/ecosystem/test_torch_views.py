@@ -225,6 +225,13 @@ class TestCommonMemory:
         shared(broker, {"x": random(2, 3).t(), "x.storage": random(3, 2).t()})
         assert stored(broker).keys() == {"x" + 2 * ".storage", "x" + 3 * ".storage"}
 
+    @pytest.mark.parametrize("name", ["format", "gdrpy.torch.views"])
+    def test_keeps_a_name_that_the_format_has_too(self, broker, name):
+        weight = random(3)
+        found = shared(broker, {"a": weight, name: weight})
+        found["a"].fill_(5)
+        assert found[name].tolist() == [5, 5, 5]
+
     def test_is_the_same_in_another_process(self, broker):
         whole = torch.arange(12, dtype=torch.bfloat16).reshape(3, 4)
         tensors = {"whole": whole, "part": whole.t()[1:3], "one": torch.tensor(3, dtype=torch.int8)}

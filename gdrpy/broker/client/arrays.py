@@ -89,23 +89,25 @@ async def put_tensors(
         device: The device of the copies: as for :meth:`put`, as are the parameters that follow.
 
     The layout is that of a safetensors file, which cannot hold complex numbers, strings or dates.
-    Raises as :meth:`put`, and ValueError for an alias that is a tensor's name, or whose tensor
-    does not exist.
+    Raises as :meth:`put`, and ValueError for an alias that is a tensor's name, a note's, or
+    "format", which the format keeps for itself, or whose tensor does not exist.
     """
     as_name("put_tensors", name)
-    aliases = aliases or {}
+    aliases, notes = aliases or {}, notes or {}
     for alias, kept in aliases.items():
+        if alias == "format" or alias in notes:
+            raise ValueError(f"put_tensors: alias {alias!r} is no name of a tensor: choose another")
         if alias in tensors:
             raise ValueError(f"put_tensors: alias {alias!r} is a tensor's name: choose another")
         if kept not in tensors:
             raise ValueError(
                 f"put_tensors: alias {alias!r} stands for {kept!r}, which is not a tensor's name"
             )
-    for note, words in (notes or {}).items():
+    for note, words in notes.items():
         if words in tensors:
             raise ValueError(f"put_tensors: note {note!r} is the name of a tensor: use aliases")
     options: dict[str, Any] = {"mode": mode, "gpu": gpu, "cpu": cpu, "wait": wait}
-    text = {**(notes or {}), **aliases}
+    text = {**notes, **aliases}
     layout = safetensors.plan(tensors, text)
     about = _described("put_tensors", metadata, of_tensors(layout))
     draft = await calls.create(client, name, layout.nbytes, device, metadata=about, **options)

@@ -59,8 +59,9 @@ def share(
     :func:`attach` gives any process the same memory. ``assign(module, share(broker, name,
     module))`` makes this process use the shared copy and free its own.
 
-    Raises TypeError for anything else than named tensors, and for those that are sparse, nested
-    or quantized, ValueError for tensors without memory, and the errors of put_tensors.
+    Raises TypeError for anything else than named tensors, and for those that are sparse, nested,
+    quantized or made of other tensors, ValueError for tensors without memory, and the errors of
+    put_tensors.
     """
     _check_broker("share", broker)
     state = tensors.state_dict() if isinstance(tensors, torch.nn.Module) else tensors
@@ -69,20 +70,7 @@ def share(
             f"share: tensors must be a module, or a dict of tensors by name, not "
             f"{type(state).__name__}"
         )
-    for key, tensor in state.items():
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(
-                f"share: {key!r} is of type {type(tensor).__name__}, not a tensor: leave it out"
-            )
-        if tensor.is_meta:
-            raise ValueError(
-                f"share: {key!r} has no memory (device meta): share a module that was loaded"
-            )
-        if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
-            raise TypeError(
-                f"share: {key!r} is sparse, nested or quantized ({tensor.layout}, {tensor.dtype}): "
-                f"share its parts, or a dense copy"
-            )
+    check_shareable("share", state)
     if device is None:
         on_gpu = (one.device.index or 0 for one in state.values() if one.is_cuda)
         device = next(map(cuda.uuid, on_gpu), 0)
@@ -110,6 +98,30 @@ def attach(
     """
     _check_broker("attach", broker)
     return tensors_in("attach", broker.tensors(name, gpu=gpu, wait=wait))
+
+
+def check_shareable(call: str, tensors: abc.Mapping[str, Any]) -> None:
+    """Raise TypeError or ValueError for what has no elements in memory: see :func:`share`."""
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(
+                f"{call}: {name!r} is of type {type(tensor).__name__}, not a tensor: leave it out"
+            )
+        if tensor.is_meta or torch.nn.parameter.is_lazy(tensor):
+            why = "device meta" if tensor.is_meta else "uninitialized"
+            raise ValueError(
+                f"{call}: {name!r} has no memory ({why}): share a module that was loaded"
+            )
+        if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+            raise TypeError(
+                f"{call}: {name!r} is sparse, nested or quantized ({tensor.layout}, "
+                f"{tensor.dtype}): share its parts, or a dense copy"
+            )
+        if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            raise TypeError(
+                f"{call}: {name!r} is a {type(tensor).__name__}, which may have no memory of its "
+                f"own: share its parts, or a plain copy"
+            )
 
 
 @contextmanager

@@ -14,6 +14,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.two_tensor import TwoTensor
 
 import gdrpy
 import gdrpy.torch
@@ -175,6 +177,25 @@ class TestTensor:
         )
         with pytest.raises(gdrpy.NotFound):
             broker.stat("refused")
+
+    @pytest.mark.parametrize(
+        "tensor",
+        [TwoTensor(torch.ones(2), torch.ones(2)), FakeTensorMode().from_tensor(torch.ones(2))],
+    )
+    def test_that_is_made_of_others_is_refused_by_name(self, broker, tensor):
+        with pytest.raises(TypeError) as caught:
+            gdrpy.torch.share(broker, "refused", {"x": tensor})
+        assert str(caught.value) == (
+            f"share: 'x' is a {type(tensor).__name__}, which may have no memory of its own: share "
+            f"its parts, or a plain copy"
+        )
+
+    def test_that_is_not_initialized_is_refused_by_name(self, broker):
+        with pytest.raises(ValueError, match=r"^share: ") as caught:
+            gdrpy.torch.share(broker, "refused", torch.nn.LazyLinear(2))
+        assert str(caught.value) == (
+            "share: 'weight' has no memory (uninitialized): share a module that was loaded"
+        )
 
 
 class TestCommonMemory:

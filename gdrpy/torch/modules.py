@@ -191,13 +191,13 @@ def assign(
                 f"module's state, so that no tensor fills it: make the module inside "
                 f'`with gdrpy.torch.empty_weights():` instead of torch.device("meta")'
             )
-    made: dict[int, torch.Tensor] = {}
+    made: dict[int, Any] = {}
     for name, own in state.items():
         if name in tensors and id(own) not in made:
             made[id(own)] = _like(own, tensors[name])
     filled = {name: made[id(own)] for name, own in state.items() if id(own) in made}
     module.load_state_dict({**tensors, **filled}, strict=strict, assign=True)
-    devices = {tensor.device for tensor in made.values()}
+    devices = {one.device for one in made.values() if isinstance(one, torch.Tensor)}
     if len(devices) == 1:
         for part in module.modules():
             for name in part._non_persistent_buffers_set:
@@ -210,7 +210,7 @@ def _check_broker(call: str, broker: object) -> None:
         raise TypeError(f"{call}: broker must be that of gdrpy.connect(), not {broker!r}")
 
 
-def _like(own: Any, tensor: torch.Tensor) -> torch.Tensor:
+def _like(own: Any, tensor: Any) -> Any:
     """A tensor as a parameter, if what it replaces is one."""
     if not isinstance(own, torch.nn.Parameter) or isinstance(tensor, torch.nn.Parameter):
         return tensor

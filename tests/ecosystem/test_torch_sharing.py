@@ -337,6 +337,18 @@ class TestEmptyWeights:
         assert not any(parameter.is_meta for one in made for parameter in one.parameters())
 
 
+class Counting(torch.nn.Linear):
+    """A layer whose state has something else than tensors."""
+
+    steps = 0
+
+    def get_extra_state(self):
+        return {"steps": self.steps}
+
+    def set_extra_state(self, state):
+        self.steps = state["steps"]
+
+
 class TestAssign:
     @pytest.mark.parametrize("tied", [True, False])
     def test_makes_a_worker_compute_the_same(self, broker, socket, tmp_path, tied):
@@ -422,6 +434,12 @@ class TestAssign:
         del state["scale"]
         with pytest.raises(RuntimeError, match=r'Missing key.*"scale"'):
             gdrpy.torch.assign(language, state)
+
+    def test_takes_extra_state_that_is_no_tensor(self):
+        module = Counting(3, 2)
+        tensors = {"weight": torch.ones(2, 3), "bias": torch.ones(2), "_extra_state": {"steps": 7}}
+        gdrpy.torch.assign(module, tensors)
+        assert (module.steps, module.weight.data_ptr()) == (7, tensors["weight"].data_ptr())
 
     def test_moves_other_buffers_to_the_tensors_device(self):
         model = Language()

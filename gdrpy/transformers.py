@@ -14,7 +14,7 @@ from gdrpy import cuda
 from gdrpy.broker.client.broker import Broker, BrokerRegion
 from gdrpy.errors import NotFound
 from gdrpy.torch.modules import assign, empty_weights, share, tensors_in
-from gdrpy.torch.naming import check_owner, name_of
+from gdrpy.torch.naming import check_owner, commit_of, name_of, settings_of
 
 __all__ = ["from_pretrained", "region_of"]
 
@@ -77,8 +77,11 @@ def from_pretrained(
         )
     known = name
     if known is None:
-        what = config.to_json_string(use_diff=False), kind.__name__, sorted(of_model.items())
-        kept = str(dtype).removeprefix("torch."), cuda.uuid(gpu), options.get("revision")
+        deciding = {key: one for key, one in of_model.items() if key != "attn_implementation"}
+        what = settings_of(config), kind.__name__, sorted(deciding.items())
+        revision = options.get("revision")
+        commit = commit_of(path, revision, options.get("cache_dir"))
+        kept = str(dtype).removeprefix("torch."), cuda.uuid(gpu), revision, commit
         folder = str(Path(path, options.get("subfolder") or ""))
         known = name_of("transformers", transformers.__version__, folder, *what, *kept)
     try:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -29,19 +31,49 @@ def check_owner(broker: Broker, region: BrokerRegion) -> None:
 def name_of(library: str, version: str, model: str, *parts: object) -> str:
     """``LIBRARY/MODEL/ID``: ID is a digest of all that decides on the weights' values and places.
 
-    A folder's files, or one file, are known by their sizes and modification times. A model of a
-    hub is known by its name alone: pass its revision in ``parts``.
+    A folder or a file goes by its path however that is spelled. Its files are known by their sizes
+    and modification times. A model of a hub is known by its name alone: pass its revision and its
+    commit in ``parts``.
     """
-    known = [version, torch.__version__, model, _files(Path(model)), *parts]
+    path = Path(model).resolve()
+    files = _files(path)
+    known = [version, torch.__version__, str(path) if files else model, files, *parts]
     digest = hashlib.sha256(json.dumps(known, default=str).encode()).hexdigest()
-    return f"{library}/{Path(model).resolve().name[:100]}/{digest[:16]}"
+    shown = path.name.encode(errors="replace")[:100].decode(errors="ignore")
+    return f"{library}/{shown}/{digest[:16]}"
+
+
+def settings_of(config: Any) -> dict[str, Any]:
+    """All that a configuration of transformers says, but for where it was read."""
+    said: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
+    said.pop("_name_or_path", None)
+    return said
+
+
+def commit_of(model: str, revision: str | None, cache: str | None = None) -> str | None:
+    """The commit that a revision of a hub's model meant when this machine last asked the hub.
+
+    None for a folder and for a commit. ``cache`` is the folder of the hub's library, if not the
+    usual one.
+    """
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    folder = f"models--{model.replace('/', '--')}"
+    try:
+        return Path(cache or HF_HUB_CACHE, folder, "refs", revision or "main").read_text()
+    except OSError:
+        return None
 
 
 def _files(path: Path) -> list[tuple[str, int, int]]:
     """The name, size and modification time of a model's files, if they are on this machine."""
     try:
         files = list(path.iterdir()) if path.is_dir() else [path]
-        found = [(file.name, file.stat()) for file in files]
     except OSError:
         return []
-    return sorted((name, state.st_size, state.st_mtime_ns) for name, state in found)
+    found = []
+    for file in files:
+        with suppress(OSError):  # nothing is there, as behind some links
+            state = file.stat()
+            found.append((file.name, state.st_size, state.st_mtime_ns))
+    return sorted(found)

@@ -26,7 +26,7 @@ from gdrpy import cuda
 from gdrpy.broker.client.broker import Broker, BrokerRegion, connect
 from gdrpy.errors import Error, NotFound
 from gdrpy.region import detach_many
-from gdrpy.torch.naming import check_owner, name_of
+from gdrpy.torch.naming import check_owner, commit_of, name_of, settings_of
 from gdrpy.vllm.contents import Contents, blank, numbers_of, packed
 from gdrpy.vllm.fallback import Unshareable, told
 
@@ -289,9 +289,10 @@ def _name_of(
         options.extra_config,
         prefix,
         model_config.revision,
+        commit_of(str(model_config.model), model_config.revision),
         model_config.dtype,
         model_config.quantization,
-        model_config.hf_config.to_json_string(use_diff=False),
+        settings_of(model_config.hf_config),
         vllm_config.cache_config.cache_dtype,
         parallel.compute_hash(),
         vllm_config.kernel_config.compute_hash(),

@@ -102,11 +102,18 @@ class TestFromPretrained:
 
     def test_knows_files_and_options_apart(self, broker, folder):
         load(folder, broker)
-        load(folder, broker, attn_implementation="eager")
         load(folder, broker, dtype=torch.float32)
-        assert len(names(broker)) == 3
+        assert len(names(broker)) == 2
         load(saved(Path(folder), seed=2), broker)
-        assert len(names(broker)) == 4
+        assert len(names(broker)) == 3
+
+    def test_knows_a_model_by_any_path_and_way_of_attention(self, broker, folder, monkeypatch):
+        monkeypatch.chdir(Path(folder).parent)
+        load(folder, broker)
+        for path in (f"{folder}/", "llama"):
+            other = load(path, broker, attn_implementation="eager")
+            assert other.config._attn_implementation == "eager"
+        assert len(names(broker)) == 1
 
     def test_takes_a_class_of_its_own_and_a_subfolder(self, broker, tmp_path):
         for seed in (1, 2):

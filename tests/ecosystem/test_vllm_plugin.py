@@ -216,13 +216,36 @@ class TestName:
         names.add(name())
         assert len(names) == 15
 
-    def test_of_a_hubs_model_is_by_its_revision(self, engines):
+    def test_of_a_hubs_model_is_by_its_revision_and_commit(self, engines, tmp_path, monkeypatch):
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+        main = tmp_path / "models--maker--model" / "refs" / "main"
+        main.parent.mkdir(parents=True)
         config = engines.config_of("maker/model")
-        names = []
+        names = [self.of(config)]
+        for commit in ("c0ffee", "decade"):
+            main.write_text(commit)
+            names.append(self.of(config))
         for config.model_config.revision in ("a", "b"):
             names.append(self.of(config))
-        assert [one.rpartition("/")[0] for one in names] == ["vllm/model"] * 2
-        assert names[0] != names[1]
+        assert [one.rpartition("/")[0] for one in names] == ["vllm/model"] * 5
+        assert len({*names}) == 5
+
+    def test_is_the_same_however_the_path_is_spelled(self, engines, folder, monkeypatch):
+        monkeypatch.chdir(Path(folder).parent)
+        spelled = [folder, f"{folder}/", "model", "./model", "model/../model"]
+        assert len({self.of(engines.config_of(one)) for one in spelled}) == 1
+
+    def test_notices_other_files_beside_a_link_to_nothing(self, engines, folder):
+        Path(folder, "link").symlink_to("nothing")
+        names = [self.of(engines.config_of(folder))]
+        os.utime(Path(folder, "model"), (1, 1))
+        names.append(self.of(engines.config_of(folder)))
+        assert len({*names}) == 2
+
+    @pytest.mark.parametrize("model", ["\N{SNOWMAN}" * 80, "a" * 300, "\udce9"], ids=ascii)
+    def test_is_short_enough_for_any_model(self, engines, tmp_path, model):
+        name = self.of(engines.config_of(str(tmp_path / model), world=2))
+        assert len(name.encode()) <= 255 - len("/draft.host/") - 16
 
     def test_keeps_a_draft_model_and_ranks_apart(self, engines, folder):
         config, draft = engines.config_of(folder, world=2, rank=1), engines.config_of(folder)

@@ -106,8 +106,9 @@ class Files(BaseModelLoader):
 class HfConfig:
     """The model's configuration."""
 
-    def __init__(self, hidden: int) -> None:
+    def __init__(self, hidden: int, path: str) -> None:
         self.hidden = hidden
+        self._name_or_path = path
 
     def to_json_string(self, use_diff: bool) -> str:
         return json.dumps(vars(self) | {"use_diff": use_diff})
@@ -146,7 +147,7 @@ def config_of(folder: str, extra: Any = None, **more: Any) -> SimpleNamespace:
         revision=None,
         dtype=given["dtype"],
         quantization=given["quantization"],
-        hf_config=HfConfig(given["hidden"]),
+        hf_config=HfConfig(given["hidden"], folder),
         model_class=given["model_class"],
         enable_sleep_mode=given["sleep"],
         sleep_mode_backend="cumem",

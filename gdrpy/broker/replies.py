@@ -230,7 +230,8 @@ class Description(RegionInfo, frozen=True):
 class Counters(Reply):
     """The broker's counters. ``used`` and ``limits`` are bytes by device, ``uuids`` and ``gpus``,
     their product names, by GPU, ``users`` bytes by device and user, ``requests`` counts by name.
-    ``asleep`` counts the regions that sessions have asleep. Older brokers send no ``gpus``.
+    ``asleep`` counts the regions that sessions have asleep. ``uid`` is the user who asks, as the
+    broker sees it. Older brokers send no ``gpus`` or ``uid``.
     """
 
     regions: Number
@@ -244,6 +245,7 @@ class Counters(Reply):
     requests: dict[str, Number]
     gpus: dict[str, str] = {}
     asleep: Number = 0
+    uid: _NumberOrNone = None
 
     def as_dict(self) -> dict[str, Any]:
         """The counters by name."""

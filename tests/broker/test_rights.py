@@ -525,6 +525,16 @@ class TestRefusal:
         ]
 
 
+class TestStatus:
+    @pytest.mark.parametrize("asker", ["root", "other"])
+    def test_tells_users_who_they_are(self, broker: Broker, asker: str) -> None:
+        def told() -> int:
+            with broker.client() as client:
+                return client.ok("status")["uid"]
+
+        assert as_user(asker, told) == ASKERS[asker][0]
+
+
 class TestSuggestedName:
     def test_is_one_that_the_user_may_read(self, broker: Broker) -> None:
         with broker.client() as client:

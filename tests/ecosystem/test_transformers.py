@@ -149,6 +149,8 @@ class TestFromPretrained:
 
     def test_takes_another_users_region_by_its_name_alone(self, broker, folder, tmp_path):
         load(folder, broker)
+        load(folder, broker)
+        assert "allocate" not in broker.status()["requests"]  # it takes nothing of any quota
         [name] = names(broker)
         broker.save(tmp_path / "saved")
         index = tmp_path / "saved" / "snapshot.json"

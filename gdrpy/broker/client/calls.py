@@ -434,6 +434,9 @@ async def rounded_size(client: BrokerBase[R], nbytes: int, device: Any = 0) -> i
 
 
 async def status(client: BrokerBase[R]) -> dict[str, Any]:
-    """The broker's counters: bytes by device and user, connections, requests."""
+    """The broker's counters: bytes by device and user, connections, requests.
+
+    "uid" is this user, as the broker sees it.
+    """
     counters, _ = await client._ask(requests.Status(id=0), replies.Counters)
     return counters.as_dict()

@@ -610,7 +610,8 @@ class Service:
         return replies.Reply(id=request.id), []
 
     def _status(self, session: Session, request: requests.Status) -> Answer:
-        return replies.Counters(id=request.id, **self.numbers(session.identity)), []
+        who = session.identity
+        return replies.Counters(id=request.id, uid=who.uid, **self.numbers(who)), []
 
     def numbers(self, who: Identity | None) -> dict[str, Any]:
         """The counts of the status reply; ``users`` has only users that ``who`` may see, or all."""

@@ -46,7 +46,8 @@ def share(
     They lie in one region of the broker, laid out like a safetensors file. Tensors keep their
     strides, and those that share memory, such as tied weights, share it there too. A tensor that
     is not contiguous, that overlaps another one, or whose element type the format lacks, lies in
-    an array of bytes ``NAME.storage``, as which readers without torch see it.
+    an array of bytes ``NAME.storage``, as which readers without torch see it. One that has gaps of
+    more than 1 MiB, and than its own size, becomes contiguous if it overlaps no other.
 
     Args:
         broker: The broker.

@@ -39,11 +39,12 @@ class _View(msgspec.Struct, array_like=True):
 
 
 def packed(
-    tensors: abc.Mapping[str, torch.Tensor],
+    tensors: abc.Mapping[str, torch.Tensor], keep_gaps: bool = False
 ) -> tuple[dict[str, torch.Tensor], dict[str, str], dict[str, str]]:
     """Contiguous tensors to store, more names of these, and a note of how the others lie in them.
 
-    Conjugated and negated tensors are copied first.
+    A tensor alone with large gaps becomes contiguous, unless ``keep_gaps``. Conjugated and negated
+    tensors are copied first.
     """
     plain = {
         name: tensor.detach().resolve_conj().resolve_neg().as_subclass(torch.Tensor)
@@ -63,7 +64,8 @@ def packed(
             aliases |= dict.fromkeys(names[1:], names[0])
             continue
         gaps = _extent(first)[1] - _extent(first)[0] - first.nbytes
-        if len(names) == 1 and gaps > max(first.nbytes, _GAPS):  # such as one column of many
+        large = gaps > max(first.nbytes, _GAPS)  # such as in one column of many
+        if len(names) == 1 and large and not keep_gaps:
             stored[names[0]] = first.contiguous()
             continue
         base = f"{names[0]}.storage"

@@ -50,7 +50,7 @@ def packed(
         for name, value in numbers_of(model).items()
     }
     stored, aliases, notes = views.packed(
-        {name: tensor.to(device) for name, tensor in tensors_of(model).items()}
+        {name: tensor.to(device) for name, tensor in tensors_of(model).items()}, keep_gaps=True
     )
     return stored, aliases, {**notes, _NOTE: msgspec.json.encode(numbers).decode()}
 

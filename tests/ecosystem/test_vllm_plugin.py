@@ -135,6 +135,13 @@ class TestEngines:
         other = engines.start(engines.config_of(folder, name, rank=3))
         assert (other.wide.rank, other.wide.factor) == (3, 1.5)
 
+    def test_share_tensors_with_large_gaps(self, engines, broker, folder):
+        config = {"model_class": engines.Gaps}
+        expected = engines.state(engines.start(engines.config_of(folder, **config)))
+        second = engines.start(engines.config_of(folder, **config))
+        assert (len(engines.loads), fallbacks(), engines.state(second)) == (1, {}, expected)
+        assert second.column.stride() == (512,)
+
     def test_that_start_at_once_end_with_one_region(self, engines, broker, folder, monkeypatch):
         barrier, found = threading.Barrier(2), []
         load = engines.Files.load_weights

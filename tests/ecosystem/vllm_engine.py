@@ -91,6 +91,15 @@ class Hiding(Model):
         self.hidden = [torch.ones(2)]
 
 
+class Gaps(Model):
+    """Has a column of a matrix that it does not keep."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more)
+        matrix = torch.arange(4096 * 512.0).reshape(4096, 512)
+        self.register_buffer("column", matrix[:, 1], persistent=False)
+
+
 @register_model_loader("files")
 class Files(BaseModelLoader):
     """Loads the safetensors file of a model's folder."""

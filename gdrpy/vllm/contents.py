@@ -12,7 +12,7 @@ import torch
 from gdrpy import safetensors
 from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.torch import views
-from gdrpy.torch.modules import tensors_in, tensors_of
+from gdrpy.torch.modules import check_shareable, tensors_in, tensors_of
 from gdrpy.vllm.fallback import Unshareable
 
 #: The note's name in the image's header. By the dotted names of numbers it has whether loading
@@ -49,8 +49,10 @@ def packed(
         name: (int(name in loaded), json.dumps(value).ljust(_WIDTH))  # JSON, also for infinity
         for name, value in numbers_of(model).items()
     }
+    tensors = tensors_of(model)
+    check_shareable("load_format=gdrpy", tensors)
     stored, aliases, notes = views.packed(
-        {name: tensor.to(device) for name, tensor in tensors_of(model).items()}, keep_gaps=True
+        {name: tensor.to(device) for name, tensor in tensors.items()}, keep_gaps=True
     )
     return stored, aliases, {**notes, _NOTE: msgspec.json.encode(numbers).decode()}
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from prometheus_client import Counter
 from vllm.logger import init_logger
 
-from gdrpy.errors import BackendUnavailable
+from gdrpy.errors import BackendUnavailable, Error
 
 _logger = init_logger("vllm.gdrpy")
 _count = Counter(
@@ -23,6 +25,17 @@ class Unshareable(Exception):
         self.kind = kind
 
 
+@contextmanager
+def sharing() -> Iterator[None]:
+    """Raise Unshareable for what gdrpy and torch raise for weights that cannot be shared."""
+    try:
+        yield
+    except Error as error:
+        raise Unshareable("broker", str(error)) from error
+    except (OSError, RuntimeError, TypeError, ValueError) as error:
+        raise Unshareable("model", str(error)) from error
+
+
 def told(error: Unshareable) -> None:
     """Log and count that an engine goes on by vLLM's own means.
 
@@ -33,4 +46,4 @@ def told(error: Unshareable) -> None:
             f"load_format=gdrpy: {error}; without GDRPY_STRICT=1, vLLM would load its own copy"
         ) from error
     _count.labels(error.kind).inc()
-    _logger.warning("gdrpy: %s; this engine loads a copy of its own", error)
+    _logger.warning("gdrpy: %s; this engine loads a copy of its own", str(error))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -24,11 +24,13 @@ from vllm.utils.torch_utils import set_default_torch_dtype
 
 from gdrpy import cuda
 from gdrpy.broker.client.broker import Broker, BrokerRegion, connect
+from gdrpy.broker.replies import Reply
+from gdrpy.broker.requests import Delete
 from gdrpy.errors import Error, NotFound
 from gdrpy.region import detach_many
 from gdrpy.torch.naming import check_owner, commit_of, name_of, settings_of
 from gdrpy.vllm.contents import Contents, blank, numbers_of, packed
-from gdrpy.vllm.fallback import Unshareable, told
+from gdrpy.vllm.fallback import Unshareable, sharing, told
 
 _logger = init_logger("vllm.gdrpy")
 
@@ -116,24 +118,30 @@ class Loader(BaseModelLoader):
     def _shared(self, vllm_config: Any, model_config: Any, prefix: str) -> Any:
         _check_shareable(vllm_config)
         options, device = self._options, self._device(vllm_config)
-        name = _name_of(options, vllm_config, model_config, prefix, device)
-        try:
+        with sharing():
+            name = _name_of(options, vllm_config, model_config, prefix, device)
             broker = connect(options.socket)
-            region = None if options.replace else self._found(broker, name)
+        with ExitStack() as undo:
+            undo.callback(broker.close)
+            with sharing():
+                region = None if options.replace else self._found(broker, name)
             if region is None:
                 did, model = "published", super().load_model(vllm_config, model_config, prefix)
-                region = self._publish(broker, name, model, vllm_config)
-                self._check_owner(broker, region)
-                contents = Contents(region)
-                contents.share(model)
+                with sharing():
+                    region = self._publish(broker, name, model, vllm_config)
+                    self._check_owner(broker, region)
+                    undo.callback(_withdraw, broker, region)
+                    contents = Contents(region)
+                    contents.share(model)
                 if device.type == "cuda":
                     torch.cuda.empty_cache()
             else:
-                self._check_owner(broker, region)
-                did, contents = "attached", Contents(region)
-                model = self._attach(contents, vllm_config, model_config, prefix)
-        except Error as error:
-            raise Unshareable("broker", str(error)) from error
+                undo.callback(detach_many, [region])
+                with sharing():
+                    self._check_owner(broker, region)
+                    did, contents = "attached", Contents(region)
+                    model = self._attach(contents, vllm_config, model_config, prefix)
+            undo.pop_all()
         if model_config.enable_sleep_mode:
             try:
                 broker.keep_many([region])
@@ -247,6 +255,13 @@ def take_newest(one: Shared) -> None:
     if model is not None:
         contents.refresh(model, one.loaded)
     one.loaded.update(contents.loaded)
+
+
+def _withdraw(broker: Broker, region: BrokerRegion) -> None:
+    """Give back a region that was published in vain, unless others hold it."""
+    detach_many([region])
+    with suppress(Error):
+        broker._ask_now(Delete(str(region.name), region.id, unheld=True, id=0), Reply)
 
 
 def _forget(one: Shared) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import tomllib
+import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -291,6 +292,58 @@ class TestFallback:
         }
         assert line.startswith(words[kind]), line
         assert config.model_config.sleep_mode_backend == "cumem"
+
+    @pytest.mark.parametrize(
+        ("kind", "why"),
+        [
+            ("Sparse", "is sparse, nested or quantized (torch.sparse_coo, torch.float32)"),
+            ("Meta", "has no memory (device meta)"),
+            ("Pair", "is a TwoTensor, which may have no memory of its own"),
+        ],
+    )
+    def test_is_how_models_load_that_no_region_holds(
+        self, engines, broker, folder, kind, why, caplog
+    ):
+        for _ in range(2):
+            made = engines.start(engines.config_of(folder, model_class=getattr(engines, kind)))
+            assert made.odd is getattr(engines, kind).odd
+        lines = [one for one in caplog.messages if one.endswith("loads a copy of its own")]
+        assert [one.partition(": 'odd' ")[2].partition(": ")[0] for one in lines] == [why] * 2
+        assert (loader().shared, fallbacks(), broker.list()) == ([], {("model",): 2}, [])
+
+    def test_frees_what_it_loaded_in_vain_before_it_loads_again(
+        self, engines, broker, folder, caplog
+    ):
+        made, left = weakref.WeakSet(), []
+
+        class Model(engines.Sparse):
+            def __init__(self, **more: Any) -> None:
+                left.append(len(made))
+                super().__init__(**more)
+                made.add(self)
+
+        gc.disable()
+        try:
+            engines.start(engines.config_of(folder, model_class=Model))
+        finally:
+            gc.enable()
+        assert left == [0, 0]
+
+    def test_takes_no_name_that_is_too_long(self, engines, broker, folder):
+        engines.start(engines.config_of(folder, {"name": "n" * 256}))
+        assert (loader().shared, fallbacks()) == ([], {("model",): 1})
+
+    def test_gives_back_what_was_published_in_vain(self, engines, broker, folder, monkeypatch):
+        def share(self: Any, model: torch.nn.Module) -> None:
+            raise RuntimeError("no room")
+
+        first = engines.start(engines.config_of(folder, {"name": "held"}))
+        monkeypatch.setattr(sys.modules["gdrpy.vllm.contents"].Contents, "share", share)
+        for name in ("alone", "held"):
+            engines.start(engines.config_of(folder, {"name": name}))
+        assert engines.state(first) == own_copy(engines, folder)
+        assert (fallbacks(), names(broker)) == ({("model",): 2}, ["held"])
+        assert [one.count for one in broker.stat("held").holders] == [1]
 
     def test_is_refused_under_strict(self, engines, broker, cases, monkeypatch):
         monkeypatch.setenv("GDRPY_STRICT", "1")

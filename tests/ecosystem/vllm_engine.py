@@ -12,6 +12,7 @@ from typing import Any
 import safetensors.torch
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 from vllm.config.load import LoadConfig
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.model_loader import get_model_loader, register_model_loader
@@ -98,6 +99,28 @@ class Gaps(Model):
         super().__init__(**more)
         matrix = torch.arange(4096 * 512.0).reshape(4096, 512)
         self.register_buffer("column", matrix[:, 1], persistent=False)
+
+
+class Odd(Model):
+    """Has a tensor that no region holds."""
+
+    odd: torch.Tensor
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more)
+        self.odd = type(self).odd
+
+
+class Sparse(Odd):
+    odd = torch.eye(3).to_sparse()
+
+
+class Meta(Odd):
+    odd = torch.ones(3, device="meta")
+
+
+class Pair(Odd):
+    odd = TwoTensor(torch.ones(3), torch.ones(3))
 
 
 @register_model_loader("files")

@@ -129,7 +129,7 @@ class Loader(BaseModelLoader):
                 did, model = "published", super().load_model(vllm_config, model_config, prefix)
                 with sharing():
                     region = self._publish(broker, name, model, vllm_config)
-                    self._check_owner(broker, region)
+                    self._check_region(broker, region, device)
                     undo.callback(_withdraw, broker, region)
                     contents = Contents(region)
                     contents.share(model)
@@ -138,7 +138,7 @@ class Loader(BaseModelLoader):
             else:
                 undo.callback(detach_many, [region])
                 with sharing():
-                    self._check_owner(broker, region)
+                    self._check_region(broker, region, device)
                     did, contents = "attached", Contents(region)
                     model = self._attach(contents, vllm_config, model_config, prefix)
             undo.pop_all()
@@ -162,10 +162,23 @@ class Loader(BaseModelLoader):
         except NotFound:
             return None
 
-    def _check_owner(self, broker: Broker, region: BrokerRegion) -> None:
-        """Raise PermissionDenied for another user's region that was not named."""
+    def _check_region(self, broker: Broker, region: BrokerRegion, device: torch.device) -> None:
+        """Raise Unshareable for a region that this engine cannot use.
+
+        Raises PermissionDenied for another user's that was not named.
+        """
         if self._options.name is None:
             check_owner(broker, region)
+        if not region.sealed:
+            raise Unshareable(
+                "region", f"region {region.name!r} is not sealed, so that others may write to it"
+            )
+        gpu = device.index or 0
+        if region.device != gpu:
+            raise Unshareable(
+                "region",
+                f"region {region.name!r} is on {region.location}, and this engine on device {gpu}",
+            )
 
     def _publish(
         self, broker: Broker, name: str, model: torch.nn.Module, vllm_config: Any

@@ -333,6 +333,36 @@ class TestFallback:
         engines.start(engines.config_of(folder, {"name": "n" * 256}))
         assert (loader().shared, fallbacks()) == ([], {("model",): 1})
 
+    def test_takes_no_region_of_the_name_on_another_gpu(
+        self, engines, broker, folder, monkeypatch, caplog
+    ):
+        first = engines.start(engines.config_of(folder, {"name": "model"}))
+        monkeypatch.setattr(loader().Loader, "_device", lambda *_: torch.device("cpu", 1))
+        second = engines.start(engines.config_of(folder, {"name": "model"}))
+        assert engines.state(second) == engines.state(first)
+        self.check_one_fell_back(
+            caplog, "region 'model' is on simulated GPU 0, and this engine on device 1"
+        )
+
+    def test_takes_no_region_of_the_name_that_others_may_write_to(
+        self, engines, broker, folder, caplog
+    ):
+        first = engines.start(engines.config_of(folder, {"name": "model"}))
+        packed = sys.modules["gdrpy.vllm.contents"].packed(first, {}, torch.device("cpu"))
+        bases, aliases, notes = packed
+        broker.put_tensors("model", bases, aliases=aliases, notes=notes).close()
+        second = engines.start(engines.config_of(folder, {"name": "model"}))
+        assert engines.state(second) == engines.state(first)
+        self.check_one_fell_back(
+            caplog, "region 'model' is not sealed, so that others may write to it"
+        )
+
+    @staticmethod
+    def check_one_fell_back(caplog: Any, why: str) -> None:
+        assert (len(loader().shared), fallbacks()) == (1, {("region",): 1})
+        (line,) = [one for one in caplog.messages if one.endswith("loads a copy of its own")]
+        assert line == f"gdrpy: {why}; this engine loads a copy of its own"
+
     def test_gives_back_what_was_published_in_vain(self, engines, broker, folder, monkeypatch):
         def share(self: Any, model: torch.nn.Module) -> None:
             raise RuntimeError("no room")

@@ -22,9 +22,10 @@ class WorkerExtension:
         """Take the newest versions of this worker's shared weights, between two requests.
 
         Returns how many were newer. The weights keep their addresses, so that captured graphs stay
-        valid. The worker keeps its version if it raises, and while it sleeps.
+        valid. The worker keeps its versions if it raises, and while it sleeps.
 
-        Raises SizeMismatch if a newer version has another layout, and as ``BrokerRegion.attach``.
+        Raises SizeMismatch if a newer version has another layout, InvalidRequest if it is not
+        sealed, and as ``BrokerRegion.attach``.
         """
         return update()
 

@@ -26,7 +26,7 @@ from gdrpy import cuda
 from gdrpy.broker.client.broker import Broker, BrokerRegion, connect
 from gdrpy.broker.replies import Reply
 from gdrpy.broker.requests import Delete
-from gdrpy.errors import Error, NotFound
+from gdrpy.errors import Error, InvalidRequest, NotFound
 from gdrpy.region import detach_many
 from gdrpy.torch.naming import check_owner, commit_of, name_of, settings_of
 from gdrpy.vllm.contents import Contents, blank, numbers_of, packed
@@ -232,21 +232,28 @@ class Loader(BaseModelLoader):
 
 
 def update() -> int:
-    """Take the newest versions of this process's shared weights; returns how many were newer."""
+    """Take the newest versions of this process's shared weights; returns how many were newer.
+
+    If it raises, all models have the versions that they had.
+    """
     stale = [one for one in shared if not one.region.detached and one.region.stale]
-    for one in stale:
-        region, before = one.region, one.region._described()
-        with hold(one):  # the broker keeps the version, also without other holders
-            detach_many([region])
-            try:
+    regions = [one.region for one in stale]
+    before = [region._described() for region in regions]
+    with ExitStack() as held:
+        for one in stale:
+            held.enter_context(hold(one))  # the broker keeps the version, also without holders
+        detach_many(regions)
+        try:
+            for one in stale:
                 take_newest(one)
-            except BaseException:
-                detach_many([region])
-                vars(region).update(before)
-                one.broker.attach_many([region])
+        except BaseException:
+            detach_many(regions)
+            for one, described in zip(stale, before, strict=True):
+                vars(one.region).update(described)
+                one.broker.attach_many([one.region])
                 if (model := one.model()) is not None:
-                    Contents(region).refresh(model, one.loaded)
-                raise
+                    Contents(one.region).refresh(model, one.loaded)
+            raise
     return len(stale)
 
 
@@ -259,14 +266,25 @@ def hold(one: Shared) -> BrokerRegion:
 def take_newest(one: Shared) -> None:
     """Attach the newest version of a region that is detached.
 
-    If it raises, the region is detached or has the newest version. Raises as ``attach()``.
+    If it raises, the region is detached and describes its own version. Raises InvalidRequest for a
+    version that is not sealed, and as ``attach()``.
     """
-    region, model = one.region, one.model()
+    region, model, before = one.region, one.model(), one.region._described()
     with one.broker.wake(str(region.name), cpu=False):
         one.broker.attach_many([region], newer=True)
-    contents = Contents(region)
-    if model is not None:
-        contents.refresh(model, one.loaded)
+    try:
+        if not region.sealed:
+            raise InvalidRequest(
+                f"load_format=gdrpy: version {region.version} of region {region.name!r} is not "
+                f"sealed, so that others may write to it: publish it sealed"
+            )
+        contents = Contents(region)
+        if model is not None:
+            contents.refresh(model, one.loaded)
+    except BaseException:
+        detach_many([region])
+        vars(region).update(before)
+        raise
     one.loaded.update(contents.loaded)
 
 

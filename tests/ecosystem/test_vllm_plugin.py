@@ -433,6 +433,38 @@ class TestUpdate:
         assert engines.state(engine) == expected
         assert engines.state(other) != expected
 
+    def test_of_two_models_takes_both_or_none(self, engines, broker, folder, tmp_path):
+        pair = [engines.start(engines.config_of(folder, {"name": name})) for name in ("model", "b")]
+        expected = [engines.state(one) for one in pair]
+        publish(engines, folder, 2)
+        other = engines.write_model(tmp_path / "other", 3, 6)
+        engines.start(engines.config_of(other, {"name": "b", "replace": True}, hidden=6))
+        del loader().shared[2:]
+        extension = engines.gdrpy.vllm.WorkerExtension()
+        with pytest.raises(gdrpy.SizeMismatch, match="of region 'b'"):
+            extension.update_shared_weights()
+        assert [engines.state(one) for one in pair] == expected
+        assert [one.region.version for one in loader().shared] == [1, 1]
+        other = engines.write_model(tmp_path / "other", 3)
+        newest = engines.start(engines.config_of(other, {"name": "b", "replace": True}))
+        del loader().shared[2:]
+        assert extension.update_shared_weights() == 2
+        assert engines.state(pair[1]) == engines.state(newest)
+        assert [one.region.version for one in loader().shared] == [2, 3]
+
+    def test_takes_no_version_that_others_may_write_to(self, engines, broker, folder, monkeypatch):
+        engine = engines.start(engines.config_of(folder, {"name": "model"}))
+        expected, put = engines.state(engine), gdrpy.Broker.put_tensors
+        with monkeypatch.context() as unsealed:
+            unsealed.setattr(
+                gdrpy.Broker, "put_tensors", lambda *a, **more: put(*a, **{**more, "seal": False})
+            )
+            unsealed.setattr(loader().Loader, "_check_region", lambda *_: None)
+            publish(engines, folder, 2)
+        with pytest.raises(gdrpy.InvalidRequest, match="version 2 of region 'model' is not sealed"):
+            engines.gdrpy.vllm.WorkerExtension().update_shared_weights()
+        assert (engines.state(engine), loader().shared[0].region.version) == (expected, 1)
+
 
 @pytest.fixture
 def sleeper(engines: Any, broker: gdrpy.Broker, folder: str) -> Any:
@@ -532,6 +564,22 @@ class TestSleep:
         assert names(broker) == ["model.host"]
         sleeper.backend.resume()
         assert engines.state(sleeper.model) == newer
+
+    def test_takes_a_new_version_again_after_it_failed(self, engines, sleeper, folder, monkeypatch):
+        sleeper.backend.suspend(1)
+        newer = publish(engines, folder, 2)
+        loader().shared.pop()
+
+        def refresh(*_: Any) -> None:
+            raise MemoryError("no room")
+
+        with monkeypatch.context() as failing:
+            failing.setattr(sys.modules["gdrpy.vllm.contents"].Contents, "refresh", refresh)
+            with pytest.raises(MemoryError, match="no room"):
+                sleeper.backend.resume()
+        assert sleeper.region.detached
+        sleeper.backend.resume()
+        assert engines.state(sleeper.model) == engines.state(newer)
 
 
 class TestDroppedEngine:

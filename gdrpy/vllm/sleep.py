@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import groupby
-from operator import attrgetter
+from contextlib import ExitStack
 
 from vllm.device_allocator.sleep_mode_backend import CuMemBackend
 from vllm.logger import init_logger
@@ -29,15 +28,17 @@ class Backend(CuMemBackend):
         self._held: list[BrokerRegion] = []
 
     def suspend(self, level: int = 1) -> None:
-        """Put the engine to sleep."""
-        for broker, models in groupby(shared, key=attrgetter("broker")):
-            awake = [one for one in models if not one.region.detached]
-            regions = [one.region for one in awake]
-            if level == 1:
-                broker.sleep_many(regions)
-            else:
-                self._held += map(hold, awake)
-                detach_many(regions)
+        """Put the engine to sleep. If weights cannot sleep, all of them are awake."""
+        with ExitStack() as undo:
+            undo.callback(self._let_go)
+            for one in [one for one in shared if not one.region.detached]:
+                undo.callback(_wake, one)
+                if level == 1:
+                    one.broker.sleep_many([one.region])
+                else:
+                    self._held.append(hold(one))
+                    detach_many([one.region])
+            undo.pop_all()
         super().suspend(level)
 
     def resume(self, tags: list[str] | None = None) -> None:
@@ -45,9 +46,12 @@ class Backend(CuMemBackend):
         if tags is None or "weights" in tags:
             for one in shared:
                 _wake(one)
-            while self._held:
-                self._held.pop().close()
+            self._let_go()
         super().resume(tags)
+
+    def _let_go(self) -> None:
+        while self._held:
+            self._held.pop().close()
 
 
 def _wake(one: Shared) -> None:

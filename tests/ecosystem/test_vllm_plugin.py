@@ -581,6 +581,32 @@ class TestSleep:
         sleeper.backend.resume()
         assert engines.state(sleeper.model) == engines.state(newer)
 
+    @pytest.mark.parametrize("level", [1, 2])
+    def test_of_two_models_is_of_both_or_none(
+        self, engines, broker, sleeper, folder, monkeypatch, level
+    ):
+        other = engines.start(engines.config_of(folder, {"name": "other"}, sleep=True))
+        expected = [engines.state(one) for one in (sleeper.model, other)]
+        sleep = sys.modules["gdrpy.vllm.sleep"]
+        detach_many = sleep.detach_many
+
+        def busy(regions: Any) -> None:
+            if regions[0].name == "other":
+                raise BufferError("busy")
+            detach_many(regions)
+
+        with monkeypatch.context() as failing:
+            if level == 1:
+                broker.delete("other")
+            else:
+                failing.setattr(sleep, "detach_many", busy)
+            with pytest.raises((gdrpy.Gone, BufferError)):
+                sleeper.backend.suspend(level)
+        assert [one.region.detached for one in loader().shared] == [False, False]
+        assert [engines.state(one) for one in (sleeper.model, other)] == expected
+        assert len(broker.stat("model").holders) == 1
+        assert (sleeper.backend._held, sleeper.asked) == ([], [])
+
 
 class TestDroppedEngine:
     def test_gives_its_weights_back(self, engines, broker, folder):

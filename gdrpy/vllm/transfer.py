@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from secrets import token_hex
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from vllm.model_executor.model_loader.reload import (
 )
 
 from gdrpy.broker.client.broker import Broker, connect
-from gdrpy.errors import InvalidRequest
+from gdrpy.errors import InvalidRequest, NotFound
 from gdrpy.torch.modules import attach, share
 from gdrpy.vllm.loader import shared
 
@@ -87,11 +89,22 @@ class Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
     def trainer_send_weights(
         iterator: Iterator[tuple[str, torch.Tensor]], trainer_args: dict[str, Any] | SendArgs
     ) -> None:
-        """Publish a trainer's tensors as one region, have the engines load it, and delete it."""
+        """Publish a trainer's tensors as one region, have the engines load it, and delete it.
+
+        Raises InvalidRequest if there is a region of the name, which it leaves alone.
+        """
         args = SendArgs(**trainer_args) if isinstance(trainer_args, dict) else trainer_args
+        mine = {"sender": token_hex()}
         with connect(args.socket) as broker:
-            share(broker, args.name, dict(iterator))
-            try:
-                args.send({"name": args.name})
-            finally:
-                broker.delete(args.name)
+            share(broker, args.name, dict(iterator), missing=True, metadata=mine)
+            with broker.get(args.name, gpu=False, cpu=False) as region:
+                if region.metadata.get("sender") != mine["sender"]:
+                    raise InvalidRequest(
+                        f"trainer_send_weights: there is a region {args.name!r} already: choose "
+                        f"another name, or delete it"
+                    )
+                try:
+                    args.send({"name": args.name})
+                finally:
+                    with suppress(NotFound):  # somebody else deleted or replaced it
+                        region.delete()

@@ -657,6 +657,25 @@ class TestTransfer:
             )
         assert names(broker) == []
 
+    def test_leaves_another_region_of_the_name_alone(self, broker, transfer):
+        broker.put_tensors("step", {"a": [7.0]}).close()
+        with pytest.raises(gdrpy.InvalidRequest) as caught:
+            transfer.trainer_send_weights(
+                iter([("a", torch.ones(1))]), {"name": "step", "send": lambda _: None}
+            )
+        assert str(caught.value) == (
+            "trainer_send_weights: there is a region 'step' already: choose another name, or "
+            "delete it"
+        )
+        assert broker.tensors("step")["a"].numpy().tolist() == [7]
+
+    def test_leaves_what_others_publish_meanwhile(self, broker, transfer):
+        def send(update: dict[str, Any]) -> None:
+            broker.put_tensors("step", {"a": [7.0]}).close()
+
+        transfer.trainer_send_weights(iter([("a", torch.ones(1))]), {"name": "step", "send": send})
+        assert broker.tensors("step")["a"].numpy().tolist() == [7]
+
     def test_is_refused_where_weights_are_shared(self, engines, broker, transfer, folder):
         kept = engines.start(engines.config_of(folder))
         with pytest.raises(gdrpy.InvalidRequest, match="^start_weight_update: this engine's weig"):

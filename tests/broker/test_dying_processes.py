@@ -74,6 +74,7 @@ def holder(path: str) -> Iterator[subprocess.Popen[str]]:
             yield process
         finally:
             process.kill()
+            maker.ok("delete", name="kv")  # its memory would stay in this process
 
 
 def step(process: subprocess.Popen[str], expected: str) -> None:

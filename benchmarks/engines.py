@@ -18,6 +18,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import gdrpy
 import machine
 from engines_worker import SIZES
 from gdrpy import cuda
@@ -36,6 +37,8 @@ _ENVIRONMENT = {
 }
 _PROMPTS, _LENGTH = 100, 32
 _MIB = 1 << 20
+#: Of the engines whose KV cache lies in a region, in bytes.
+_CACHE = 2 << 30
 
 
 class Trial:
@@ -44,7 +47,7 @@ class Trial:
     def __init__(self, folder: Path, socket: str, memory: float, gpus: int) -> None:
         self.figures: dict[str, float] = {}
         self.checks: dict[str, bool] = {}
-        self._folder, self._socket, self._memory, self._gpus = folder, socket, memory, gpus
+        self._folder, self._socket, self._memory, self.gpus = folder, socket, memory, gpus
         self._stack = ExitStack()
         self._right: dict[str, Any] = {}
 
@@ -66,11 +69,13 @@ class Trial:
             "model": model,
             "load_format": "auto",
             "gpu_memory_utilization": self._memory,
-            "tensor_parallel_size": self._gpus,
+            "tensor_parallel_size": self.gpus,
         }
         if extra:
             options["load_format"] = "gdrpy"
             options["model_loader_extra_config"] = {"socket": self._socket, **extra}
+        if "kv_cache" in extra:
+            options["kv_cache_memory_bytes"] = _CACHE
         process = Process(title, str(_WORKER), "serve", json.dumps(options), patience=400)
         self._stack.enter_context(process)
         for key, seconds in process.hear().items():
@@ -118,10 +123,10 @@ def shared(
     """Engines of one model, by the plug-in, and then of another version of it."""
     daemon = trial._stack.enter_context(broker(socket))
     before = used()
-    first = trial.engine("first", model, name="model")
+    first = trial.engine("first", model, name="model", kv_cache="kv")
     one = used() - before
     trial.check("first: tokens", first, model)
-    second = trial.engine("second", model, name="model")
+    second = trial.engine("second", model, name="model", kv_cache="kv")
     trial.note("GPU memory of the first engine, MiB", one / _MIB)
     trial.note("GPU memory of the second engine, MiB", (used() - before - one) / _MIB)
     trial.check("second: tokens", second, model)
@@ -142,6 +147,9 @@ def shared(
         "first engine killed; second wakes and says a token", lambda: _fail_over(first, second)
     )
     trial.check("second: tokens after the first was killed", second, model)
+    with gdrpy.connect(socket) as client:
+        caches = [info for info in client.list("kv") if info.writers == 1]
+        trial.checks["second: has the KV cache of the first"] = len(caches) == trial.gpus
     daemon.kill()
     with broker(socket) as daemon:
         trial.check("second: tokens after the broker was killed", second, model)

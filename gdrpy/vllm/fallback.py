@@ -13,7 +13,7 @@ from gdrpy.errors import BackendUnavailable, Error
 
 _logger = init_logger("vllm.gdrpy")
 _count = Counter(
-    "gdrpy_vllm_fallbacks", "Models that an engine loaded without the broker", ["reason"]
+    "gdrpy_vllm_fallbacks", "Models and caches of engines without the broker", ["reason"]
 )
 
 
@@ -43,7 +43,7 @@ def told(error: Unshareable) -> None:
     """
     if os.environ.get("GDRPY_STRICT") == "1":
         raise BackendUnavailable(
-            f"load_format=gdrpy: {error}; without GDRPY_STRICT=1, vLLM would load its own copy"
+            f"load_format=gdrpy: {error}; without GDRPY_STRICT=1, vLLM would use its own memory"
         ) from error
     _count.labels(error.kind).inc()
-    _logger.warning("gdrpy: %s; this engine loads a copy of its own", str(error))
+    _logger.warning("gdrpy: %s; this engine uses memory of its own", str(error))

@@ -31,6 +31,7 @@ from gdrpy.region import detach_many
 from gdrpy.torch.naming import check_owner, commit_of, name_of, settings_of
 from gdrpy.vllm.contents import Contents, blank, numbers_of, packed
 from gdrpy.vllm.fallback import Unshareable, sharing, told
+from gdrpy.vllm.kv_cache import forget, offer
 
 _logger = init_logger("vllm.gdrpy")
 
@@ -54,12 +55,14 @@ shared: list[Shared] = []
 class _Options(msgspec.Struct, forbid_unknown_fields=True):
     """``model_loader_extra_config``.
 
-    ``name`` is that of the region; ranks add "/RANK". ``replace`` has this engine load and publish
-    a new version. ``load_format`` and ``extra_config`` are those by which an engine loads.
+    ``name`` is that of the region, ``kv_cache`` that of the region for the KV cache; ranks add
+    "/RANK". ``replace`` has this engine load and publish a new version. ``load_format`` and
+    ``extra_config`` are those by which an engine loads.
     """
 
     name: str | None = None
     replace: bool = False
+    kv_cache: str | None = None
     socket: str | None = None
     load_format: str = "auto"
     extra_config: dict[str, Any] = {}
@@ -110,10 +113,26 @@ class Loader(BaseModelLoader):
 
         try:
             with _config_restored(vllm_config), ThreadPoolExecutor(1) as thread:
-                return thread.submit(load).result()
+                model = thread.submit(load).result()
+            self._offer_cache(vllm_config, model_config, model)
+            return model
         except Unshareable as error:
             told(error)
         return self._own.load_model(vllm_config, model_config, prefix)
+
+    def _offer_cache(self, vllm_config: Any, model_config: Any, model: torch.nn.Module) -> None:
+        """Have vLLM make its KV cache in a region, if that is asked for."""
+        name, device = self._options.kv_cache, self._device(vllm_config)
+        if name is None or model_config is not vllm_config.model_config:
+            return
+        try:
+            with sharing():
+                broker = connect(self._options.socket)
+                where = device.index or 0
+                cache = offer(broker, name + _rank_of(vllm_config), vllm_config, where)
+                weakref.finalize(model, forget, cache)
+        except Unshareable as error:
+            told(error)
 
     def _shared(self, vllm_config: Any, model_config: Any, prefix: str) -> Any:
         _check_shareable(vllm_config)
@@ -324,7 +343,7 @@ def _name_of(
     """The name of the region for a model of this engine's rank."""
     parallel = vllm_config.parallel_config
     role = "" if model_config is vllm_config.model_config else "/draft"
-    rank = f"/{parallel.rank}" if parallel.world_size > 1 else ""
+    rank = _rank_of(vllm_config)
     if options.name is not None:
         return options.name + role + rank
     name = name_of(
@@ -348,6 +367,12 @@ def _name_of(
         cuda.uuid(device.index or 0),
     )
     return name + role + rank
+
+
+def _rank_of(vllm_config: Any) -> str:
+    """What an engine of several ranks adds to the names of its regions."""
+    parallel = vllm_config.parallel_config
+    return f"/{parallel.rank}" if parallel.world_size > 1 else ""
 
 
 @contextmanager

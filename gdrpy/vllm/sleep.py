@@ -10,13 +10,14 @@ from vllm.logger import init_logger
 from gdrpy.broker.client.broker import BrokerRegion
 from gdrpy.errors import Gone
 from gdrpy.region import detach_many
+from gdrpy.vllm.kv_cache import caches
 from gdrpy.vllm.loader import Shared, hold, shared, take_newest
 
 _logger = init_logger("vllm.gdrpy")
 
 
 class Backend(CuMemBackend):
-    """vLLM's own backend for what this engine alone has, such as the KV cache.
+    """vLLM's own backend for what this engine alone has, such as a KV cache in no region.
 
     Weights that the load format "gdrpy" shares keep their addresses. At level 1 the broker keeps
     them in host memory when the last engine sleeps; at level 2 they stay on the GPU.
@@ -38,6 +39,9 @@ class Backend(CuMemBackend):
                 else:
                     self._held.append(hold(one))
                     detach_many([one.region])
+            for cache in caches:
+                undo.callback(cache.attach)
+                cache.detach()
             undo.pop_all()
         super().suspend(level)
 
@@ -47,6 +51,9 @@ class Backend(CuMemBackend):
             for one in shared:
                 _wake(one)
             self._let_go()
+        if tags is None or "kv_cache" in tags:
+            for cache in caches:
+                cache.attach()
         super().resume(tags)
 
     def _let_go(self) -> None:

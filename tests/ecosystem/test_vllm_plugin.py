@@ -22,6 +22,7 @@ import pytest
 import torch
 
 import gdrpy
+from gdrpy import cuda
 from gdrpy.broker import temporary
 
 HERE = Path(__file__).parent
@@ -284,7 +285,7 @@ class TestFallback:
         assert engines.state(model) == own_copy(engines, folder)
         assert model.wide is config.compilation_config.static_forward_context["wide"]
         assert (loader().shared, fallbacks()) == ([], {(kind,): 1})
-        (line,) = [one for one in caplog.messages if one.endswith("loads a copy of its own")]
+        (line,) = [one for one in caplog.messages if one.endswith("uses memory of its own")]
         words = {
             "broker": "gdrpy: connect: no broker answers at ",
             "layout": "gdrpy: the region's 'frequencies' is (torch.float32, (6,), (1,)), and the",
@@ -307,7 +308,7 @@ class TestFallback:
         for _ in range(2):
             made = engines.start(engines.config_of(folder, model_class=getattr(engines, kind)))
             assert made.odd is getattr(engines, kind).odd
-        lines = [one for one in caplog.messages if one.endswith("loads a copy of its own")]
+        lines = [one for one in caplog.messages if one.endswith("uses memory of its own")]
         assert [one.partition(": 'odd' ")[2].partition(": ")[0] for one in lines] == [why] * 2
         assert (loader().shared, fallbacks(), broker.list()) == ([], {("model",): 2}, [])
 
@@ -360,8 +361,8 @@ class TestFallback:
     @staticmethod
     def check_one_fell_back(caplog: Any, why: str) -> None:
         assert (len(loader().shared), fallbacks()) == (1, {("region",): 1})
-        (line,) = [one for one in caplog.messages if one.endswith("loads a copy of its own")]
-        assert line == f"gdrpy: {why}; this engine loads a copy of its own"
+        (line,) = [one for one in caplog.messages if one.endswith("uses memory of its own")]
+        assert line == f"gdrpy: {why}; this engine uses memory of its own"
 
     def test_gives_back_what_was_published_in_vain(self, engines, broker, folder, monkeypatch):
         def share(self: Any, model: torch.nn.Module) -> None:
@@ -466,16 +467,21 @@ class TestUpdate:
         assert (engines.state(engine), loader().shared[0].region.version) == (expected, 1)
 
 
+def backend_of(config: Any) -> Any:
+    """The sleep mode's backend of an engine."""
+    factory = sys.modules["vllm.device_allocator.sleep_mode_backend"].SleepModeBackendFactory
+    return factory.create_backend(config.model_config)
+
+
 @pytest.fixture
 def sleeper(engines: Any, broker: gdrpy.Broker, folder: str) -> Any:
     """An engine that can sleep: its model, its region, its backend and what that asked of vLLM."""
     config = engines.config_of(folder, {"name": "model"}, sleep=True)
     model = engines.start(config)
-    factory = sys.modules["vllm.device_allocator.sleep_mode_backend"].SleepModeBackendFactory
     return SimpleNamespace(
         model=model,
         region=loader().shared[0].region,
-        backend=factory.create_backend(config.model_config),
+        backend=backend_of(config),
         asked=sys.modules["vllm.device_allocator"].get_mem_allocator_instance().calls,
     )
 
@@ -606,6 +612,131 @@ class TestSleep:
         assert [engines.state(one) for one in (sleeper.model, other)] == expected
         assert len(broker.stat("model").holders) == 1
         assert (sleeper.backend._held, sleeper.asked) == ([], [])
+
+
+MIB = 1 << 20
+
+
+def put(cache: Any, content: bytes) -> None:
+    """Write into a KV cache, as a kernel does."""
+    with cuda.context(0):
+        cuda.call("cuMemcpyHtoD", cache.region.ptr, content, len(content))
+
+
+def got(cache: Any, nbytes: int) -> bytes:
+    found = bytearray(nbytes)
+    with cuda.context(0):
+        cuda.call("cuMemcpyDtoH", found, cache.region.ptr, nbytes)
+    return bytes(found)
+
+
+class TestCache:
+    """A KV cache in a region. Its Cache is tried without torch's pool, which real GPUs have."""
+
+    @pytest.fixture
+    def make(self, engines, broker, socket) -> Iterator[Any]:
+        from gdrpy.vllm import kv_cache
+
+        kv_cache._PATIENCE = 0.0
+        made = []
+
+        def make() -> Any:
+            made.append(kv_cache.Cache(gdrpy.connect(socket), "kv", 4 * MIB, 0))
+            return made[-1]
+
+        yield make
+        for cache in made:
+            cache.close()
+            cache.region.close()
+
+    def test_lies_in_the_region_of_its_name(self, make, broker):
+        cache = make()
+        put(cache, b"blocks")
+        with broker.get("kv") as region:
+            assert (cache.named, region.read(6), region.nbytes) == (True, b"blocks", 4 * MIB)
+
+    def test_of_a_second_engine_has_memory_of_its_own_meanwhile(self, make, broker):
+        first, second = make(), make()
+        put(first, b"first")
+        put(second, b"second")
+        assert (got(first, 5), second.named) == (b"first", False)
+        assert broker.status()["used"]["0"] == 8 * MIB
+        second.detach()
+        assert broker.status()["used"]["0"] == 4 * MIB
+
+    def test_is_taken_over_as_it_is_by_an_engine_that_wakes(self, make, broker):
+        first, second = make(), make()
+        address = second.region.ptr
+        second.detach()
+        put(first, b"blocks of the dead")
+        first._broker.close()  # as when its process is gone
+        second.attach()
+        assert (second.named, second.region.ptr, got(second, 6)) == (True, address, b"blocks")
+        assert broker.status()["used"]["0"] == 4 * MIB
+
+    def test_is_given_back_by_an_engine_that_sleeps(self, make, broker):
+        cache = make()
+        address = cache.region.ptr
+        cache.detach()
+        cache.detach()
+        assert (broker.status()["used"]["0"], names(broker)) == (0, [])
+        cache.attach()
+        cache.attach()
+        assert (cache.named, cache.region.ptr, names(broker)) == (True, address, ["kv"])
+
+    def test_that_was_deleted_meanwhile_is_given_back_too(self, make, broker):
+        cache = make()
+        broker.delete("kv")
+        cache.detach()
+        assert broker.status()["used"]["0"] == 0
+
+    def test_waits_for_a_dead_engine_that_still_has_it(self, make, broker, engines):
+        first, second = make(), make()
+        second.detach()
+        leaves = threading.Timer(0.1, first._broker.close)
+        leaves.start()
+        second.attach(patience=20)
+        leaves.join()
+        assert second.named
+
+    def test_of_another_size_is_refused(self, make, broker):
+        broker.allocate("kv", 100, gpu=False).close()
+        with pytest.raises(gdrpy.SizeMismatch):
+            make()
+        assert broker.status()["used"]["0"] == 2 * MIB
+
+    def test_is_what_vllm_makes_its_cache_in(self, engines, broker, folder, monkeypatch):
+        allocator = importlib.import_module("vllm.device_allocator").get_mem_allocator_instance()
+        monkeypatch.setattr(
+            "gdrpy.vllm.kv_cache.Pool", lambda region: SimpleNamespace(use=lambda: region)
+        )
+        config = engines.config_of(folder, {"kv_cache": "kv"}, sleep=True, cache_nbytes=MIB)
+        model = engines.start(config)
+        kv_cache = sys.modules["gdrpy.vllm.kv_cache"]
+        (cache,) = kv_cache.caches
+        assert allocator.use_memory_pool("kv_cache") is cache.region
+        allocator.use_memory_pool("weights")
+        assert allocator.calls == [("use_memory_pool", "weights")]
+        assert cache.region.nbytes == (1 + 128 + 2 * 2) * MIB
+        backend = backend_of(config)
+        backend.suspend(level=1)
+        assert (cache.region.detached, "kv" in names(broker)) == (True, False)
+        backend.resume(["weights"])
+        assert cache.region.detached
+        backend.resume(["kv_cache"])
+        assert (cache.region.detached, cache.named) == (False, True)
+        assert fallbacks() == {}
+        del model
+        gc.collect()
+        assert (kv_cache.caches, broker.stat("kv").holders) == ([], ())
+
+    @pytest.mark.parametrize("lacking", [{"sleep": True}, {"cache_nbytes": MIB}])
+    def test_that_vllm_would_not_ask_for_is_vllms_own(self, engines, broker, folder, lacking):
+        model = engines.start(engines.config_of(folder, {"kv_cache": "kv"}, **lacking))
+        assert sys.modules["gdrpy.vllm.kv_cache"].caches == []
+        assert fallbacks() == {("kv_cache",): 1.0}
+        assert len(loader().shared) == 1
+        del model
 
 
 class TestDroppedEngine:

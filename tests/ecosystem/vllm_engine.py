@@ -173,7 +173,14 @@ def config_of(folder: str, extra: Any = None, **more: Any) -> SimpleNamespace:
     """An engine's configuration: the extra one of the loader, and changes of what is usual."""
     given = {"hidden": 4, "dtype": torch.float32, "quantization": None, "rank": 0, "world": 1}
     given |= {"model_class": Model, "sleep": False, "cache": "auto", "kernel": "auto"}
-    given |= {"data_rank": 0, "experts": False, "eplb": False, "transfer": None, **more}
+    given |= {
+        "cache_nbytes": None,
+        "data_rank": 0,
+        "experts": False,
+        "eplb": False,
+        "transfer": None,
+        **more,
+    }
     model = Hashed(
         model=folder,
         revision=None,
@@ -183,6 +190,7 @@ def config_of(folder: str, extra: Any = None, **more: Any) -> SimpleNamespace:
         model_class=given["model_class"],
         enable_sleep_mode=given["sleep"],
         sleep_mode_backend="cumem",
+        get_num_layers=lambda parallel: 2,
     )
     parallel = Hashed(
         rank=given["rank"],
@@ -200,7 +208,9 @@ def config_of(folder: str, extra: Any = None, **more: Any) -> SimpleNamespace:
     return SimpleNamespace(
         model_config=model,
         parallel_config=parallel,
-        cache_config=SimpleNamespace(cache_dtype=given["cache"]),
+        cache_config=SimpleNamespace(
+            cache_dtype=given["cache"], kv_cache_memory_bytes=given["cache_nbytes"]
+        ),
         kernel_config=Hashed(moe_backend=given["kernel"]),
         lora_config=None,
         weight_transfer_config=given["transfer"],

@@ -1,3 +1,4 @@
+from contextlib import nullcontext
 from typing import Any
 
 
@@ -6,6 +7,10 @@ class _Allocator:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, Any]] = []
+
+    def use_memory_pool(self, tag: str | None = None) -> nullcontext[None]:
+        self.calls.append(("use_memory_pool", tag))
+        return nullcontext()
 
     def sleep(self, offload_tags: tuple[str, ...]) -> None:
         self.calls.append(("sleep", offload_tags))

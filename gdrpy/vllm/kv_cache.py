@@ -1,0 +1,149 @@
+"""An engine's KV cache in a broker's region, which outlives the engine."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import AbstractContextManager, suppress
+from typing import Any
+
+from vllm.device_allocator import get_mem_allocator_instance
+from vllm.logger import init_logger
+
+from gdrpy.broker.client.broker import Broker, BrokerRegion
+from gdrpy.errors import Gone, NotFound
+from gdrpy.region import Region, alloc
+from gdrpy.torch.naming import check_owner
+from gdrpy.torch.pool import Pool
+from gdrpy.vllm.fallback import Unshareable
+
+_logger = init_logger("vllm.gdrpy")
+
+#: Beside the tensors: torch takes whole segments, one for each layer.
+_SPARE, _SPARE_EACH = 128 << 20, 2 << 20
+#: Seconds that an engine which wakes waits for a dead one to leave, and that it looks again after.
+_PATIENCE, _LOOK = 2.0, 0.01
+
+
+class Cache:
+    """Addresses for the KV cache, and the region behind them while the engine is awake.
+
+    That is the broker's region of the name, unless another engine has it: then it is a nameless
+    one. So an engine that sleeps takes the memory over when the one before it has died.
+    """
+
+    def __init__(self, broker: Broker, name: str, nbytes: int, device: int) -> None:
+        self._broker, self._name, self._device = broker, name, device
+        self._lease: BrokerRegion | None = None
+        self._pool: Pool | None = None
+        self.region: Region = alloc(nbytes, device, cpu=False)
+        try:
+            self.region.detach()
+            self.attach(patience=0)
+        except BaseException:
+            self.region.close()
+            raise
+
+    @property
+    def named(self) -> bool:
+        """Whether the memory is the broker's region of the name."""
+        return self._lease is not None and self._lease.name is not None
+
+    def use(self) -> AbstractContextManager[Any]:
+        """Inside the block, this thread's tensors are made in the region."""
+        self._pool = self._pool or Pool(self.region)
+        return self._pool.use()
+
+    def attach(self, patience: float = _PATIENCE) -> None:
+        """Bring memory to the addresses, unless they have some."""
+        if not self.region.detached:
+            return
+        lease = self._take(patience)
+        try:
+            fd = lease.export()
+            try:
+                self.region.attach(fd)
+            finally:
+                os.close(fd)
+        except BaseException:
+            lease.close()
+            raise
+        self._lease = lease
+
+    def detach(self) -> None:
+        """Give the memory back, with its contents; the addresses stay."""
+        if self.region.detached:
+            return
+        self.region.detach()
+        lease, self._lease = self._lease, None
+        assert lease is not None
+        if lease.name is not None:
+            with suppress(NotFound, Gone):  # somebody has deleted it
+                lease.delete()
+        lease.close()
+
+    def close(self) -> None:
+        """Give the lease back. Tensors in the region keep its memory."""
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.close()
+        self._broker.close()
+
+    def _take(self, patience: float) -> BrokerRegion:
+        until = time.monotonic() + patience
+        while True:
+            lease = self._allocate(self._name)
+            if self._alone():
+                break
+            lease.close()
+            if time.monotonic() > until:
+                _logger.info("gdrpy: another engine has the KV cache %r", self._name)
+                return self._allocate(None)
+            time.sleep(_LOOK)
+        try:
+            check_owner(self._broker, lease)
+        except BaseException:
+            lease.close()
+            raise
+        return lease
+
+    def _allocate(self, name: str | None) -> BrokerRegion:
+        return self._broker.allocate(name, self.region.nbytes, self._device, gpu=False, cpu=False)
+
+    def _alone(self) -> bool:
+        """Whether nobody else holds the region of the name."""
+        found = self._broker.stat(self._name)
+        return found.readers + found.writers == 1
+
+
+#: The cache of this process's engine.
+caches: list[Cache] = []
+
+
+def offer(broker: Broker, name: str, vllm_config: Any, device: int) -> Cache:
+    """Have vLLM make its KV cache in the region of a name.
+
+    Raises Unshareable if vLLM would not ask, or does not say how large the cache is; and what
+    :func:`gdrpy.alloc` and the broker's calls raise.
+    """
+    model, nbytes = vllm_config.model_config, vllm_config.cache_config.kv_cache_memory_bytes
+    if not model.enable_sleep_mode or not nbytes:
+        raise Unshareable("kv_cache", "kv_cache needs enable_sleep_mode and kv_cache_memory_bytes")
+    layers = model.get_num_layers(vllm_config.parallel_config)
+    cache = Cache(broker, name, nbytes + _SPARE + layers * _SPARE_EACH, device)
+    allocator = get_mem_allocator_instance()
+    own = allocator.use_memory_pool
+
+    def use_memory_pool(tag: str | None = None) -> AbstractContextManager[Any]:
+        return cache.use() if tag == "kv_cache" else own(tag)
+
+    allocator.use_memory_pool = use_memory_pool
+    caches.append(cache)
+    _logger.info("gdrpy: the KV cache lies in %s", repr(name) if cache.named else "a region")
+    return cache
+
+
+def forget(cache: Cache) -> None:
+    """Give back what an engine had that was dropped."""
+    caches.remove(cache)
+    cache.close()

@@ -22,7 +22,8 @@ _logger = init_logger("vllm.gdrpy")
 #: Beside the tensors: torch takes whole segments, one for each layer.
 _SPARE, _SPARE_EACH = 128 << 20, 2 << 20
 #: Seconds that an engine which wakes waits for a dead one to leave, and that it looks again after.
-_PATIENCE, _LOOK = 2.0, 0.01
+#: The broker learns of a process's end before those who wait for the process, or at the same time.
+_PATIENCE, _LOOK = 0.25, 0.01
 
 
 class Cache:

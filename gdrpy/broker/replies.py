@@ -303,14 +303,14 @@ def decode(request: type[Packet], kind: type[_T], packet: bytes) -> _T | Refusal
     try:
         reply: _T = _decoder(kind)(packet)
     except UNDECODABLE as error:
-        malformed = error
+        malformed = f"{error!s:.160}"  # the error would keep this frame, and those of the callers
     else:
         return reply
     try:
         refusal: Refusal = _decoder(Refusal)(packet)
     except UNDECODABLE:
         raise errors.ProtocolError(
-            f"{name_of(request)}: the broker's reply has a malformed value: {malformed!s:.160}"
+            f"{name_of(request)}: the broker's reply has a malformed value: {malformed}"
         ) from None
     return refusal
 

@@ -1,6 +1,7 @@
 """Messages to bytes and back, and what the wire refuses."""
 
 import errno
+import gc
 
 import msgpack
 import msgspec
@@ -85,6 +86,17 @@ class TestRefusal:
         assert received.id == 7
         assert type(error_of(received)) is kind
         assert "get: no" in str(error_of(received))
+
+    def test_keeps_no_frame_of_those_who_asked(self):
+        packet = replies.encode(refusal(gdrpy.NotFound("get: no"), 7))
+        replies.decode(requests.Get, replies.Grant, packet)
+        gc.collect()
+        gc.disable()
+        try:
+            replies.decode(requests.Get, replies.Grant, packet)
+            assert gc.collect() == 0
+        finally:
+            gc.enable()
 
     def test_carries_a_subclass_as_what_the_client_knows(self):
         class Special(gdrpy.NotFound):

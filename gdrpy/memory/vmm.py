@@ -212,6 +212,13 @@ def attach(call: str, memory: GpuMemory, fd: int, readonly: bool) -> None:
         memory.attach(own, undo.pop_all())
 
 
+def protect(memory: GpuMemory) -> None:
+    """Have the GPU's page tables refuse writes from now on, at the same addresses."""
+    devices = memory.devices
+    accesses = _accesses(devices, True)
+    cuda.call("cuMemSetAccess", memory.ptr, memory.size, accesses, len(devices))
+
+
 def _import(undo: Undo, call: str, fd: int) -> tuple[Descriptor, Any, int]:
     """An exported allocation's own descriptor, handle and device, released by ``undo``."""
     own = undo.keep(private_duplicate(fd))

@@ -23,7 +23,7 @@ import pytest
 
 import gdrpy
 from brokers import Broker
-from gdrpy import aio, safetensors
+from gdrpy import aio, cuda, safetensors
 from gdrpy.broker import requests
 from gdrpy.broker.client.broker import attach
 from gdrpy.cli import main
@@ -331,6 +331,22 @@ class TestArrays:
             assert array.ctypes.data == region.ptr
             assert not array.flags.writeable
             del array
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda client: client.put("a", [1, 2], seal=True),
+            lambda client: client.put_tensors("a", {"x": np.ones(2)}, seal=True, cpu=False),
+        ],
+    )
+    def test_that_were_put_sealed_are_not_written_by_their_publisher_on_the_gpu(
+        self, connected, make
+    ):
+        with make(connected) as region, connected.get("a") as reader:
+            before = reader.read()
+            with cuda.context(0), pytest.raises(gdrpy.CudaError, match="ERROR_INVALID_VALUE"):
+                cuda.call("cuMemsetD8", region.ptr, 9, region.nbytes)
+            assert region.read() == reader.read() == before
 
     def test_that_cannot_be_put_leave_nothing(self, connected):
         with pytest.raises(TypeError):

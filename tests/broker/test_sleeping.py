@@ -17,7 +17,7 @@ import pytest
 
 import gdrpy
 from brokers import Broker
-from gdrpy import aio
+from gdrpy import aio, cuda
 from gdrpy.broker.replies import RegionInfo
 from serving import BrokerProcess, StartServing
 from support import open_descriptors
@@ -436,6 +436,13 @@ class TestWake:
     def test_is_as_get_for_what_is_awake(self, connected, region):
         with connected.wake("weights", cpu=False) as same:
             assert (same.id, same.readonly) == (region.id, True)
+
+    def test_gives_its_caller_no_writable_view(self, connected, region):
+        connected.sleep_many([region])
+        with connected.wake("weights") as woken:
+            with cuda.context(0), pytest.raises(gdrpy.CudaError, match="ERROR_INVALID_VALUE"):
+                cuda.call("cuMemsetD8", woken.ptr, 9, woken.nbytes)
+            assert holds_the_data(woken)
 
     def test_says_that_there_is_none(self, connected):
         with pytest.raises(gdrpy.NotFound, match="no region of the name 'weight': did you mean"):

@@ -45,7 +45,7 @@ async def put(
             or another region, whose array is stored.
         device: The device of the copy: as for :meth:`allocate`, as are ``mode``, ``metadata``,
             ``gpu``, ``cpu`` and ``wait``.
-        seal: Whether to make the region immutable.
+        seal: Whether to make the region immutable. The views of the returned one are read-only.
 
     Other processes find the whole array or the region that had the name before.
 
@@ -168,6 +168,7 @@ async def published(
         fill()
         if seal:
             await region_calls.seal(draft)
+            draft._protect()
         while True:
             await calls.publish_many(client, [draft], missing=missing)
             if draft.version:

@@ -15,6 +15,8 @@ from gdrpy.broker.protocol import CPU_DEVICE, unpack_metadata
 from gdrpy.broker.replies import Grant, RegionInfo
 from gdrpy.common.dtypes import DType
 from gdrpy.errors import MissingView, ReadOnly, Sealed, SizeMismatch
+from gdrpy.memory import vmm
+from gdrpy.memory.gpu import GpuMemory
 from gdrpy.memory.view import Mapping
 from gdrpy.region import Region
 
@@ -269,6 +271,12 @@ class LeasedRegion(Region):
             self._mappings.add(self._cpu)
             self._cpu = view
         self.sealed = self.readonly = True
+
+    def _protect(self) -> None:
+        """Make the GPU view read-only in the page tables, once nothing writes any more."""
+        if self._ptr is not None:
+            assert isinstance(self._memory, GpuMemory)
+            vmm.protect(self._memory)
 
     def _release(self) -> None:
         lease: Any = self._memory.source

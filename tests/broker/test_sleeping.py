@@ -18,6 +18,7 @@ import pytest
 import gdrpy
 from brokers import Broker
 from gdrpy import aio, cuda
+from gdrpy.broker import requests
 from gdrpy.broker.replies import RegionInfo
 from serving import BrokerProcess, StartServing
 from support import open_descriptors
@@ -531,6 +532,27 @@ def test_a_copy_that_is_killed_at_any_step_loses_nothing(broker, connected, regi
             break
     assert step > 8
     assert there(connected) == {"weights": 0, "weights.host": "cpu"}
+
+
+def test_missing_of_a_region_that_comes_and_goes_takes_it_in_the_end(connected, other, monkeypatch):
+    asked, steps = gdrpy.Broker._ask_now, []
+
+    def ask(self: gdrpy.Broker, request: Any, *more: Any) -> Any:
+        if self is not connected or not isinstance(request, requests.Get):
+            return asked(self, request, *more)
+        steps.append(request.name)
+        if len(steps) == 1:
+            other.delete("weights")
+        try:
+            return asked(self, request, *more)
+        finally:
+            if len(steps) == 1:
+                other.put_tensors("weights", {"x": DATA + 1}).close()
+
+    monkeypatch.setattr(gdrpy.Broker, "_ask_now", ask)
+    with connected.put_tensors("weights", {"x": DATA}, missing=True) as found:
+        assert found.tensors()["x"].numpy()[0] == 1
+    assert steps == ["weights", "weights"]
 
 
 def test_missing_of_a_region_on_another_gpu_raises_at_once(broker_on_two_gpus):

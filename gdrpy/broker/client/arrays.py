@@ -8,11 +8,12 @@ from typing import Any, TypeVar
 
 from gdrpy import safetensors
 from gdrpy.arrays.elements import elements_of
-from gdrpy.broker.client import calls, lookup, region_calls
+from gdrpy.broker.client import calls, region_calls
 from gdrpy.broker.client.arguments import as_name
 from gdrpy.broker.client.base import BrokerBase
 from gdrpy.broker.client.layouts import ARRAY, LAYOUT, layout_of
 from gdrpy.broker.client.region import LeasedRegion
+from gdrpy.broker.replies import Grant
 from gdrpy.common.arguments import as_path
 from gdrpy.errors import NotFound
 
@@ -164,6 +165,7 @@ async def published(
     With ``missing`` it is closed, too, if a region has its name; that one is returned then.
     """
     client, views = draft._broker, {"gpu": draft._ptr is not None, "cpu": draft._cpu is not None}
+    request = calls.request_to_get(draft.name, views["gpu"], readonly=False)
     try:
         fill()
         if seal:
@@ -174,11 +176,11 @@ async def published(
             if draft.version:
                 return draft
             try:
-                found = await calls.get(client, str(draft.name), **views)
+                grant, parcels = await client._ask(request, Grant)
                 break
-            except NotFound:  # deleted meanwhile, or on a GPU that this process does not see
-                if await lookup.there(client, str(draft.name)):
-                    raise
+            except NotFound:  # deleted meanwhile
+                pass
+        found = client._region_type._granted(client, grant, parcels, **views)
     except BaseException as error:
         draft.__exit__(type(error), error, error.__traceback__)  # a failure becomes a note
         raise

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from gdrpy.broker.copies import original_of
 from gdrpy.broker.protocol import NAME_LIMIT, UNDECODABLE
 
 _ID = r"[0-9a-f]{8}"
@@ -59,7 +60,7 @@ _decode = msgspec.msgpack.Decoder(_Told).decode
 
 def places_of(name: str | None, packed: bytes) -> tuple[str | None, str | None]:
     """How the names of a checkpoint's files begin, from a region's packed metadata: for its index,
-    and for one of its files.
+    and for one of its files, or a copy of one.
     """
     if name is None or b"checkpoint" not in packed:
         return None, None
@@ -67,6 +68,6 @@ def places_of(name: str | None, packed: bytes) -> tuple[str | None, str | None]:
         told = _decode(packed)
     except UNDECODABLE:
         return None, None
-    found = file_of(name)
+    found = file_of(original_of(name) or name)
     index = place_of(name, {"format": told.format, "id": told.id})
     return index, found[1] if found and found[0] == told.checkpoint else None

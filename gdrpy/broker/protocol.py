@@ -37,8 +37,6 @@ REGION_LIMIT = 1 << 61
 DEVICE_LIMIT = 1 << 16
 #: The device number of host memory.
 CPU_DEVICE = -1
-#: What follows a region's name in the names of its copies in host memory.
-COPIES = ".host/"
 
 #: A number of a region, a session or a request, or a count.
 Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]

@@ -190,12 +190,6 @@ class Size(Reply):
     size: _Size
 
 
-class Deleted(Reply):
-    """A name was deleted. ``copies`` says whether there are regions with names of its copies."""
-
-    copies: bool = False
-
-
 class Published(Reply):
     """The region's version, the number of the region that had its name, the others' versions."""
 

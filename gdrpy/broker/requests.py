@@ -90,12 +90,14 @@ class RoundedSize(Request, tag="rounded_size"):
 class Publish(Request, tag="publish"):
     """A draft, and others in the same step.
 
-    With ``missing`` those stay drafts whose names refer to a region.
+    With ``missing`` those stay drafts whose names refer to a region. Nothing is published unless
+    the name of the region ``beside`` refers to it.
     """
 
     region: Number
     others: Others = []
     missing: bool = False
+    beside: Number | None = None
 
 
 class Get(Request, tag="get", kw_only=True):
@@ -140,9 +142,16 @@ class Digest(Request, tag="digest"):
 
 
 class Delete(Request, tag="delete"):
+    """A name, and the copies of sleepers.
+
+    With ``unheld`` the name stays while somebody holds the region, with ``copied`` unless a copy
+    has its contents. The copies stay with either.
+    """
+
     name: Name
     region: Number | None = None
     unheld: bool = False
+    copied: bool = False
 
 
 class List(Request, tag="list"):
@@ -151,8 +160,11 @@ class List(Request, tag="list"):
 
 
 class Stat(Request, tag="stat"):
+    """A region by its name or number, or the copy of the region of this name."""
+
     name: Name | None = None
     region: Number | None = None
+    copy: bool = False
 
 
 class Change(Request, tag="change"):

@@ -96,6 +96,10 @@ REQUESTS: Frames = {
         {"op": "publish", "region": 7, "id": 1},
         "83a26f70a77075626c697368a6726567696f6e07a2696401",
     ),
+    "publish beside another region": (
+        {"op": "publish", "region": 7, "beside": 9, "id": 1},
+        "84a26f70a77075626c697368a6726567696f6e07a662657369646509a2696401",
+    ),
     "get": (
         {"op": "get", "name": "a", "readonly": False, "gpu": False, "id": 1},
         "85a26f70a3676574a2696401a46e616d65a161a8726561646f6e6c79c2a3677075c2",
@@ -154,6 +158,10 @@ REQUESTS: Frames = {
         {"op": "delete", "name": "a", "region": 7, "unheld": True, "id": 1},
         "85a26f70a664656c657465a46e616d65a161a6726567696f6e07a6756e68656c64c3a2696401",
     ),
+    "delete if nobody holds it and a copy has it": (
+        {"op": "delete", "name": "a", "region": 7, "unheld": True, "copied": True, "id": 1},
+        "86a26f70a664656c657465a46e616d65a161a6726567696f6e07a6756e68656c64c3a6636f70696564c3a2696401",
+    ),
     "list": (
         {"op": "list", "prefix": "a", "after": "", "id": 1},
         "84a26f70a46c697374a6707265666978a161a56166746572a0a2696401",
@@ -165,6 +173,10 @@ REQUESTS: Frames = {
     "stat by number": (
         {"op": "stat", "region": 7, "id": 1},
         "83a26f70a473746174a6726567696f6e07a2696401",
+    ),
+    "stat of the copy": (
+        {"op": "stat", "name": "a", "copy": True, "id": 1},
+        "84a26f70a473746174a46e616d65a161a4636f7079c3a2696401",
     ),
     "change": (
         {"op": "change", "region": 7, "mode": 420, "id": 1},

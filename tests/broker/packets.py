@@ -80,6 +80,7 @@ class Generator:
                 {"op": "create", **named, "owner": [choice([0, 1, 1 << 32]), 1]},
                 {"op": "publish", "region": self.region()},
                 {"op": "publish", "region": self.region(), "missing": flag},
+                {"op": "publish", "region": self.region(), "beside": self.region()},
                 {
                     "op": "publish",
                     "region": self.region(),
@@ -104,8 +105,10 @@ class Generator:
                 {"op": "delete", "name": self.name()},
                 {"op": "delete", "name": self.name(), "region": self.region()},
                 {"op": "delete", "name": self.name(), "unheld": flag},
+                {"op": "delete", "name": self.name(), "copied": flag},
                 {"op": "list", "prefix": choice(["", "a", "d/"]), "after": choice(["", "b"])},
                 {"op": "stat", **which},
+                {"op": "stat", "copy": flag, **which},
                 {"op": "change", "region": self.region(), "mode": choice([0, 0o600, 0o666])},
                 {"op": "change", "region": self.region(), "metadata": b"changed"},
                 {"op": "watch", "prefix": choice(["", "a"])},

@@ -80,8 +80,7 @@ class TestCalls:
         def serve(peer):
             peer.hello()
             peer.reply(peer.take("delete"), error="NotFound", message="delete: none")
-            for _ in range(2):  # of copies, and of similar names
-                peer.reply(peer.take("list"), regions=[], next=None)
+            peer.reply(peer.take("list"), regions=[], next=None)  # of similar names
             peer.until_closed()
 
         async def main():

@@ -506,8 +506,7 @@ class TestRefusal:
         def refuse(peer):
             peer.hello()
             peer.reply(peer.take("delete"), error="NotFound", message="delete: none")
-            for _ in range(2):  # of copies, and of similar names
-                peer.reply(peer.take("list"), regions=[], next=None)
+            peer.reply(peer.take("list"), regions=[], next=None)  # of similar names
             peer.reply(peer.take("delete"))
             peer.until_closed()
 
@@ -717,8 +716,7 @@ class TestBrokerThatWentAway:
             peer.hello(session=2)
             peer.reply(peer.take("delete"), error="NotFound", message="delete: none")
             peer.reply(peer.take("delete"), error="NotFound", message="delete: none")
-            for _ in range(2):  # of copies, and of similar names
-                peer.reply(peer.take("list"), regions=[], next=None)
+            peer.reply(peer.take("list"), regions=[], next=None)  # of similar names
             peer.until_closed()
 
         with connect(fake(die, live)) as broker:
@@ -745,8 +743,7 @@ class TestBrokerThatWentAway:
         def live(peer):
             peer.hello(session=2)
             peer.reply(peer.take("delete"), error="NotFound", message="delete: none")
-            for _ in range(2):  # of copies, and of similar names
-                peer.reply(peer.take("list"), regions=[], next=None)
+            peer.reply(peer.take("list"), regions=[], next=None)  # of similar names
             peer.until_closed()
 
         with connect(fake(die, live)) as broker:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import re
 import subprocess
@@ -17,9 +18,11 @@ import pytest
 
 import gdrpy
 from brokers import Broker
+from checkpoints import write_checkpoint
 from gdrpy import aio, cuda
 from gdrpy.broker import requests
-from gdrpy.broker.replies import RegionInfo
+from gdrpy.broker.client.transport import BlockingTransport, Lost
+from gdrpy.broker.replies import RegionInfo, Reply
 from serving import BrokerProcess, StartServing
 from support import open_descriptors
 from test_rights import BROKER_UID, as_user
@@ -77,6 +80,14 @@ def copy_of(client: gdrpy.Broker, name: str = "weights") -> RegionInfo:
     return client.stat(str(info.name))
 
 
+def forge(client: gdrpy.Broker, name: str, stamp: str, gpu: str = "GPU-x") -> None:
+    """Publish what looks like a copy of a region, under a name that ends with its stamp."""
+    with client.create(f"{name}.host/{stamp}", 4096, "cpu", mode=0o644) as draft:
+        draft.set_metadata({"gdrpy.copy": [stamp, draft.id, gpu]})
+        draft.seal()
+        draft.publish()
+
+
 def holds_the_data(region: gdrpy.BrokerRegion) -> bool:
     return np.array_equal(region.numpy(), DATA)
 
@@ -95,6 +106,25 @@ def at_once(
 
     with ThreadPoolExecutor(len(clients)) as pool:
         list(pool.map(begin, clients, regions))
+
+
+@pytest.fixture
+def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Have something be done once, right after the reply to the first request of a kind."""
+
+    def do(kind: type[requests.Request], act: Callable[[], object]) -> None:
+        asked = gdrpy.Broker._ask_now
+
+        def ask(self: gdrpy.Broker, request: Any, *more: Any) -> Any:
+            answer = asked(self, request, *more)
+            if isinstance(request, kind):
+                monkeypatch.setattr(gdrpy.Broker, "_ask_now", asked)
+                act()
+            return answer
+
+        monkeypatch.setattr(gdrpy.Broker, "_ask_now", ask)
+
+    return do
 
 
 class TestSleepMany:
@@ -210,6 +240,31 @@ class TestSleepMany:
             other.wake_many([newer])
             assert newer.numpy()[0] == 1
 
+    def test_keeps_no_copy_of_a_version_that_is_replaced_meanwhile(
+        self, connected, other, region, meanwhile
+    ):
+        newer = []
+
+        def replace() -> None:
+            other.put("weights", DATA + 1, seal=True).close()
+            newer.append(other.get("weights"))
+            other.sleep_many(newer)
+
+        meanwhile(requests.Seal, replace)
+        connected.sleep_many([region])
+        assert region.detached
+        assert copy_of(connected).region > newer[0].id
+        with connected.wake("weights") as woken:
+            assert woken.numpy()[0] == 1
+        newer[0].close()
+
+    def test_leaves_no_copy_of_what_is_deleted_meanwhile(self, connected, other, region, meanwhile):
+        meanwhile(requests.Seal, lambda: other.delete("weights"))
+        with pytest.raises(gdrpy.Gone, match="sleep_many: the name of .* was deleted, so that it"):
+            connected.sleep_many([region])
+        assert holds_the_data(region)
+        assert there(connected) == {}
+
     def test_copies_no_sealed_draft(self, connected, region):
         with connected.create("weights", DATA.nbytes) as draft:
             draft.write(DATA + 9)
@@ -241,7 +296,7 @@ class TestSleepMany:
         def interrupted(*_: object, **more: object) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("gdrpy.broker.client.sleeping.free", interrupted)
+        monkeypatch.setattr("gdrpy.broker.client.sleeping._free", interrupted)
         with pytest.raises(KeyboardInterrupt):
             connected.sleep_many([region])
         monkeypatch.undo()
@@ -263,6 +318,64 @@ class TestSleepMany:
         assert there(connected) == {}
         with pytest.raises(gdrpy.NotFound, match="delete: there is no region of the name 'wei"):
             connected.delete("weights")
+
+    def test_is_undone_by_delete_of_the_region(self, connected, region):
+        connected.keep_many([region])
+        region.delete()
+        assert there(connected) == {}
+
+    def test_is_undone_by_a_delete_during_which_the_broker_ends(
+        self, broker, connected, region, monkeypatch
+    ):
+        connected.keep_many([region])
+        exchange = BlockingTransport.exchange_now
+
+        def end(self: Any, packet: bytes) -> Any:
+            exchange(self, packet)
+            monkeypatch.undo()
+            broker.restart()
+            raise Lost("the broker was killed")
+
+        monkeypatch.setattr(BlockingTransport, "exchange_now", end)
+        connected.delete("weights")
+        assert there(connected) == {}
+
+    def test_is_undone_by_delete_of_a_checkpoint(self, connected, region, tmp_path):
+        region.delete()
+        connected.load_checkpoint(write_checkpoint(tmp_path / "m"), "llama", seal=True)
+        files = [connected.get(str(info.name)) for info in connected.list("llama/")]
+        connected.keep_many(files)
+        connected.sleep_many(files[:1])
+        assert len(connected.list()) == 6
+        connected.delete("llama")
+        assert there(connected) == {}
+        for file in files:
+            file.close()
+
+    def test_is_undone_once_by_a_new_checkpoint_with_a_newer_copy(
+        self, connected, region, tmp_path
+    ):
+        region.delete()
+        connected.load_checkpoint(write_checkpoint(tmp_path / "m"), "llama", seal=True)
+        [name, *_] = [str(info.name) for info in connected.list("llama/")]
+        with connected.get(name) as file:
+            connected.keep_many([file])
+            mark = copy_of(connected, name).metadata
+        index = connected.create("llama", 4096, metadata={"format": "checkpoint", "id": "0" * 8})
+        with index, connected.create(f"{name}.host/{'0' * 16}", 4096, "cpu") as newer:
+            of, _, gpu = mark["gdrpy.copy"]
+            newer.set_metadata({**mark, "gdrpy.copy": [of, newer.id, gpu]})
+            newer.seal()
+            connected.publish_many([index, newer])
+        assert there(connected) == {"llama": 0, f"{name}.host": "cpu"}
+
+    def test_is_not_undone_by_another_sleeper(self, connected, region):
+        connected.sleep_many([region])
+        with pytest.raises(
+            gdrpy.NotFound, match="delete: there is no region of the name 'weights'"
+        ):
+            connected._ask_now(requests.Delete("weights", unheld=True, id=0), Reply)
+        assert there(connected) == {"weights.host": "cpu"}
 
     def test_leaves_others_regions_of_such_names_alone(self, connected, region):
         for name in ("weights.host", "weights.host/x", f"weights.host/{'0' * 16}"):
@@ -331,7 +444,7 @@ class TestWakeMany:
         connected.sleep_many([region])
         name = str(copy_of(connected).name)
         connected.put(name, DATA + 1, "cpu", seal=True).close()
-        with pytest.raises(gdrpy.Gone, match=r"is not what sleep_many\(\) made: delete it"):
+        with pytest.raises(gdrpy.Gone, match="neither 'weights' nor its copy exists"):
             connected.wake_many([region])
         assert region.detached
 
@@ -349,6 +462,56 @@ class TestWakeMany:
         connected.delete("weights")
         with pytest.raises(gdrpy.Gone, match="neither 'weights' nor its copy exists"):
             connected.wake_many([region])
+
+    def test_attaches_what_it_found_though_a_newer_version_is_published_meanwhile(
+        self, connected, other, region, meanwhile
+    ):
+        with other.get("weights"):
+            connected.sleep_many([region])
+            newer = lambda: other.put("weights", DATA + 1, seal=True).close()  # noqa: E731
+            meanwhile(requests.Stat, newer)
+            connected.wake_many([region])
+        assert holds_the_data(region)
+        assert region.stale
+
+    def test_goes_on_if_the_region_is_freed_meanwhile(self, connected, other, region, meanwhile):
+        with other.get("weights") as another:
+            connected.sleep_many([region])
+            other.sleep_many([another])
+            meanwhile(requests.Create, lambda: other.wake_many([another]))
+            connected.wake_many([region])
+            assert region.id == another.id
+            assert holds_the_data(region)
+
+    def test_brings_back_nothing_that_is_deleted_meanwhile(
+        self, connected, other, region, meanwhile
+    ):
+        connected.sleep_many([region])
+        meanwhile(requests.Create, lambda: other.delete("weights"))
+        with pytest.raises(gdrpy.Gone, match="neither 'weights' nor its copy exists"):
+            connected.wake_many([region])
+        assert there(connected) == {}
+
+    def test_frees_nothing_that_has_no_copy_when_it_fails(self, connected, other, region):
+        connected.put("more", DATA, seal=True).close()
+        with connected.get("more") as more, other.get("weights") as awake:
+            connected.sleep_many([region, more])
+            connected.delete(str(copy_of(connected).name))
+            awake.close()
+            connected.delete("more")
+            with pytest.raises(gdrpy.Gone, match="neither 'more' nor its copy exists"):
+                connected.wake_many([region, more])
+            assert there(connected) == {"weights": 0}
+            connected.wake_many([region])
+            assert holds_the_data(region)
+
+    def test_by_threads_wakes_one_region_once(self, connected, region):
+        for _ in range(20):
+            connected.sleep_many([region])
+            at_once(lambda client, one: client.wake_many([one]), [connected] * 4, [region] * 4)
+            assert holds_the_data(region)
+        [holder] = connected.stat("weights").holders
+        assert holder.count == 1
 
     def test_refuses_what_does_not_sleep(self, connected, region):
         region.detach()
@@ -455,6 +618,11 @@ class TestWake:
         with pytest.raises(gdrpy.NotFound, match="no region of the name 'fake'"):
             connected.wake("fake")
 
+    def test_refuses_a_copy_for_what_is_no_gpu(self, connected):
+        forge(connected, "fake", "0" * 16)
+        with pytest.raises(gdrpy.NotFound, match="no region of the name 'fake'"):
+            connected.wake("fake")
+
 
 class TestOtherUsers:
     """A broker of one user, whose regions others may read."""
@@ -474,6 +642,28 @@ class TestOtherUsers:
         assert as_user("other", attempt) == (
             "PermissionDenied: keep_many: region 'weights' is another user's: detach() it instead"
         )
+
+    def test_stop_nobody_by_copies_that_they_made(self, shared: str):
+        def attack() -> None:
+            with gdrpy.connect(shared) as client:
+                with client.get("weights", gpu=False) as region:
+                    stamp = hashlib.sha256(f"{region._life}/{region.id}".encode())
+                    gpu = region.info().uuid
+                for name in ("weights", "none"):
+                    forge(client, name, "0" * 16, gpu)
+                    forge(client, name, stamp.hexdigest()[:16], gpu)
+
+        as_user("other", attack)
+        with gdrpy.connect(shared) as client, client.get("weights") as region:
+            client.sleep_many([region])
+            with client.wake("weights") as woken:
+                assert holds_the_data(woken)
+            client.wake_many([region])
+            assert holds_the_data(region)
+            with pytest.raises(gdrpy.NotFound, match="get: there is no region of the name 'none'"):
+                client.wake("none")
+            client.delete("weights")
+            assert there(client) == {"none.host": "cpu", "weights.host": "cpu"}
 
     def test_cannot_wake_it_as_their_own(self, shared: str):
         with gdrpy.connect(shared) as client, client.get("weights") as region:

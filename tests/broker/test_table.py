@@ -41,6 +41,10 @@ def described(table: Table) -> dict[str, Any]:
         },
         "names": {name: region.number for name, region in table.names.items()},
         "sorted": table.sorted_names,
+        "copies": {
+            name: {uid: copy.number for uid, copy in copies.items()}
+            for name, copies in table.copies.items()
+        },
         "sessions": {
             session.number: (session.identity, set(session.regions), session.asleep)
             for session in table.sessions.values()

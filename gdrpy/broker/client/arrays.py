@@ -158,11 +158,17 @@ def _described(call: str, metadata: Any, contents: Mapping[str, Any]) -> dict[st
 
 
 async def published(
-    draft: R, fill: Callable[[], object], seal: bool, *, missing: bool = False
+    draft: R,
+    fill: Callable[[], object],
+    seal: bool,
+    *,
+    missing: bool = False,
+    beside: int | None = None,
 ) -> R:
     """Fill a draft and publish it; a failure closes it.
 
     With ``missing`` it is closed, too, if a region has its name; that one is returned then.
+    ``beside``: see :func:`~gdrpy.broker.client.calls.publish_beside`.
     """
     client, views = draft._broker, {"gpu": draft._ptr is not None, "cpu": draft._cpu is not None}
     request = calls.request_to_get(draft.name, views["gpu"], readonly=False)
@@ -172,7 +178,7 @@ async def published(
             await region_calls.seal(draft)
             draft._protect()
         while True:
-            await calls.publish_many(client, [draft], missing=missing)
+            await calls.publish_beside(client, [draft], beside, missing=missing)
             if draft.version:
                 return draft
             try:

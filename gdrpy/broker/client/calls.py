@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from gdrpy import cuda
 from gdrpy._core._mapping import Undo
 from gdrpy.broker import replies, requests
-from gdrpy.broker.client import copies, lookup, region_calls
+from gdrpy.broker.client import lookup, region_calls
 from gdrpy.broker.client.arguments import (
     as_device,
     as_mode,
@@ -244,6 +244,13 @@ async def publish_many(
     Other processes find all of them or none, also if the broker is killed meanwhile. Up to 256
     drafts of this connection, each of another name. Raises as the drafts' ``publish()``.
     """
+    return await publish_beside(client, drafts, None, missing=missing)
+
+
+async def publish_beside(
+    client: BrokerBase[R], drafts: Iterable[R], beside: int | None, *, missing: bool
+) -> list[int]:
+    """As :func:`publish_many`, while the name of the region ``beside`` refers to it; else Gone."""
     call = "publish_many"
     regions: list[Any] = as_regions(call, drafts, LeasedRegion, "drafts of a broker", "publish()")
     for region in regions:
@@ -255,7 +262,7 @@ async def publish_many(
     if not regions:
         return []
     first, *others = [region.id for region in regions]
-    request = requests.Publish(first, others, bool(missing), id=0)
+    request = requests.Publish(first, others, bool(missing), beside, id=0)
     leases = [region._lease for region in regions]
     reply, _ = await client._ask(request, replies.Published, leases)
     versions = [reply.version, *reply.others]
@@ -360,10 +367,26 @@ async def attach_many(client: BrokerBase[R], regions: Iterable[R], *, newer: boo
                 raise
             undo.callback(parcels.clear)
             granted.append((group, grants, parcels))
-        for group, grants, parcels in granted:
-            for region, grant in zip(group, grants, strict=True):
-                undo.callback(vars(region).update, region._described())
-                region._attach_granted(call, newer, grant, parcels)
+        attach_granted(
+            call,
+            newer,
+            (
+                (region, grant, parcels)
+                for group, grants, parcels in granted
+                for region, grant in zip(group, grants, strict=True)
+            ),
+        )
+        undo.forget()
+
+
+def attach_granted(
+    call: str, newer: bool, granted: Iterable[tuple[LeasedRegion, Grant, Parcels]]
+) -> None:
+    """Attach regions to the memory that was granted for each, all or none."""
+    with Undo() as undo:
+        for region, grant, parcels in granted:
+            undo.callback(vars(region).update, region._described())
+            if region._attach_granted(call, newer, grant, parcels):
                 undo.callback(region.detach)
         undo.forget()
 
@@ -390,14 +413,7 @@ async def delete(client: BrokerBase[R], name: str) -> None:
     BrokerUnavailable.
     """
     request = requests.Delete(as_name("delete", name), id=0)
-    try:
-        deleted, _ = await client._ask(request, replies.Deleted)
-    except NotFound as error:
-        if not await copies.free_copies(client, name):
-            raise await lookup.missing(client, name, error) from None
-    else:
-        if deleted.copies:
-            await copies.free_copies(client, name)
+    await lookup.asked_by_name(client, name, request, Reply)
 
 
 async def seal(client: BrokerBase[R], name: str) -> None:

@@ -22,7 +22,7 @@ from gdrpy.broker.client.transport import (
     Unread,
 )
 from gdrpy.broker.protocol import BATCH_LIMIT, VERSION
-from gdrpy.broker.replies import Deleted, Grant, Grants, Refusal, Reply
+from gdrpy.broker.replies import Grant, Grants, Refusal, Reply
 from gdrpy.broker.requests import Request, call_of
 from gdrpy.errors import (
     BrokerUnavailable,
@@ -224,7 +224,7 @@ class Connection:
                 answer = await self._exchange(request, kind)
                 self._settled = True
                 if perhaps_done and _was_done_before(request, answer):
-                    return cast(R, Deleted()), []
+                    return cast(R, Reply()), []
                 return accepted(answer)
             except Silent:
                 raise self._timeout(request) from None

@@ -82,6 +82,15 @@ async def stat(client: BrokerBase[R], name: str) -> RegionInfo:
     return replies.described(reply)
 
 
+async def copy_of(client: BrokerBase[R], name: str) -> RegionInfo | None:
+    """This user's copy in host memory of the region of a name, or root's."""
+    try:
+        reply, _ = await client._ask(requests.Stat(name, copy=True, id=0), replies.Description)
+    except NotFound:
+        return None
+    return replies.described(reply)
+
+
 async def there(client: BrokerBase[R], name: str) -> bool:
     """Whether a name refers to a region that this user may read."""
     try:

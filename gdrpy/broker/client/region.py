@@ -115,11 +115,11 @@ class LeasedRegion(Region):
         hidden = "_packed", "_life", "_asleep"
         return {"_metadata": None, **{name: getattr(self, name) for name in names + hidden}}
 
-    def _attach_granted(self, call: str, newer: bool, grant: Grant, parcels: Parcels) -> None:
+    def _attach_granted(self, call: str, newer: bool, grant: Grant, parcels: Parcels) -> bool:
         """Attach the memory of a grant, made from the last of ``parcels``, which it removes.
 
         A ``newer`` one's contents must lie alike. The lease is returned if this raises, or if
-        another thread has attached the region.
+        another thread has attached the region: then it returns False.
         """
         lease, attached = parcels[-1][1], False
         try:
@@ -142,6 +142,7 @@ class LeasedRegion(Region):
             parcels.pop()
             if not attached:
                 lease.close()
+        return attached
 
     def _attach_once(self, call: str, fd: int, readonly: bool, source: Any) -> bool:
         attached = super()._attach_once(call, fd, readonly, source)

@@ -9,14 +9,14 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from gdrpy._core._mapping import Undo
-from gdrpy.broker import requests
+from gdrpy.broker import copies, requests
 from gdrpy.broker.client import calls, lookup, region_calls
 from gdrpy.broker.client.arrays import published
 from gdrpy.broker.client.base import BrokerBase
-from gdrpy.broker.client.copies import copies_of, free, gpu_of, marked, name_of, stamp_of, unmarked
+from gdrpy.broker.client.connection import Parcels
 from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.protocol import NAME_LIMIT
-from gdrpy.broker.replies import RegionInfo, Reply
+from gdrpy.broker.replies import Description, Grant, RegionInfo, Reply, described
 from gdrpy.errors import Error, Gone, InvalidRequest, NotFound, PermissionDenied
 from gdrpy.region import as_regions, detach_many
 
@@ -30,7 +30,7 @@ async def sleep_many(client: BrokerBase[R], regions: Iterable[R]) -> None:
         regions: The regions, of this connection, with names and GPU views.
 
     The first process that puts a region to sleep copies it to a sealed region
-    ``NAME.host/STAMP`` in host memory, which all holders share and which stays: a later sleep of
+    ``NAME.host/ID`` in host memory, which all holders share and which stays: a later sleep of
     the same contents copies nothing. The last one deletes the region's name. :meth:`wake_many`
     brings the contents back to the same addresses, as :meth:`wake` does for a process that has no
     such region. A version that lost its name to a newer one is only detached.
@@ -53,7 +53,7 @@ async def sleep_many(client: BrokerBase[R], regions: Iterable[R]) -> None:
         region._asleep = info
     for region in given:
         if region._asleep is not None:
-            await free(client, str(region.name), region.id, unheld=True)
+            await _free(client, str(region.name), region.id)
 
 
 async def keep_many(client: BrokerBase[R], regions: Iterable[R]) -> None:
@@ -87,23 +87,25 @@ async def wake_many(
     detach; OutOfMemory, and as ``attach()``. All of them sleep on then.
     """
     call = "wake_many"
-    those = [one for one in _of(call, client, regions) if one._can_attach(call)]
-    for region in those:
-        if region._asleep is None:
-            raise ValueError(f"{call}: sleep_many() did not detach {region!r}: attach() it")
-    awake: list[R] = []
+    asleep: list[tuple[R, RegionInfo]] = []
+    for region in _of(call, client, regions):
+        if region._can_attach(call):
+            slept = region._asleep
+            if slept is not None:
+                asleep.append((region, slept))
+            elif region._can_attach(call):  # no other thread has woken it meanwhile
+                raise ValueError(f"{call}: sleep_many() did not detach {region!r}: attach() it")
+    granted: list[tuple[R, Grant, Parcels]] = []
     try:
-        for region in those:
-            awake.append(await _awake(client, call, region, wait))
-        await calls.attach_many(client, those, newer=True)
+        for region, slept in asleep:
+            granted.append((region, *await _woken(client, call, region, slept, wait)))
+        calls.attach_granted(call, True, granted)
     except BaseException:
-        for found in awake:
-            found.close()
+        for _, grant, parcels in granted:
+            parcels.clear()
             with suppress(Error):
-                await free(client, str(found.name), found.id, unheld=True)
+                await _free(client, str(grant.name), grant.region)
         raise
-    for found in awake:
-        found.close()
 
 
 async def wake(
@@ -124,16 +126,21 @@ async def wake(
 
     Raises NotFound if there is neither, OutOfMemory, and as :meth:`get`.
     """
-    try:
-        return await calls.get(client, name, gpu=gpu, cpu=cpu)
-    except NotFound as error:
-        found = await copies_of(client, name)
-        if not found:
-            raise error from None
-    newest = max(found.values(), key=lambda copy: copy.region)
-    with await calls.get(client, str(newest.name), gpu=False, readonly=True) as copy:
-        about = replace(newest, name=name, uuid=gpu_of(newest))
-        return await _made(client, "wake", copy, about, stamp_of(newest, ""), wait, gpu, cpu)
+    call = "wake"
+    while True:
+        try:
+            return await calls.get(client, name, gpu=gpu, cpu=cpu)
+        except NotFound as error:
+            found = await lookup.copy_of(client, name)
+            if found is None:
+                raise error from None
+        copy = await _open(client, found)
+        if copy is not None:
+            mark = copies.mark_of(found.metadata, found.region)
+            assert mark is not None
+            about = replace(found, name=name, uuid=mark.gpu)
+            with copy, suppress(Gone):  # it was deleted or replaced meanwhile
+                return await _made(client, call, copy, copy.id, about, mark.stamp, wait, gpu, cpu)
 
 
 def _of(call: str, client: BrokerBase[R], regions: Any) -> list[R]:
@@ -152,36 +159,41 @@ async def _keep(client: BrokerBase[R], call: str, region: R) -> RegionInfo:
             f"{call}: {region!r} must be published and sealed, so that its copy stays right: "
             f"seal() it, or detach() it, which keeps its GPU memory"
         )
-    if len(name_of(region.name, "0" * 16).encode()) > NAME_LIMIT:
+    if len(region.name.encode()) + copies.NAME_BYTES > NAME_LIMIT:
         raise ValueError(
-            f"{call}: the name {region.name!r} leaves no room for that of its copy, which is 22 "
-            f"bytes longer: names have {NAME_LIMIT} at most"
+            f"{call}: the name {region.name!r} leaves no room for that of its copy, which is "
+            f"{copies.NAME_BYTES} bytes longer: names have {NAME_LIMIT} at most"
         )
-    info, found = await region_calls.info(region), await copies_of(client, region.name)
-    if not info.linked:
-        if not found and not await lookup.there(client, region.name):
-            raise Gone(
-                f"{call}: the name of {region!r} was deleted, so that it could not wake: detach() "
-                f"it, or publish it again"
-            )
-        return info  # a newer version has the name, or sleeps
-    stamp = stamp_of(info, region._life)
-    copy = found.pop(stamp, None)
-    if copy is None or copy.uid != info.uid:
-        await _copy(client, call, region, info, stamp)
-    elif copy.mode != info.mode:
-        await client._ask(requests.Change(copy.region, info.mode, id=0), Reply)
-    for older in found.values():
-        await free(client, str(older.name), older.region)
-    return info
+    while True:
+        info, copy = await region_calls.info(region), await lookup.copy_of(client, region.name)
+        if not info.linked:
+            if copy is None and not await lookup.there(client, region.name):
+                raise Gone(
+                    f"{call}: the name of {region!r} was deleted, so that it could not wake: "
+                    f"detach() it, or publish it again"
+                )
+            return info  # a newer version has the name, or sleeps
+        if copy is None or (_stamp_of(copy), copy.uid) != (_stamp_of(info, region), info.uid):
+            try:
+                await _copy(client, call, region, info)
+            except Gone:  # it was deleted or replaced meanwhile, or the broker has lost it
+                continue
+        elif copy.mode != info.mode:
+            await client._ask(requests.Change(copy.region, info.mode, id=0), Reply)
+        return info
 
 
-async def _copy(client: BrokerBase[R], call: str, region: R, info: RegionInfo, stamp: str) -> None:
-    """Publish a copy of a region, unless another process was faster."""
-    name = name_of(str(region.name), stamp)
-    draft = await calls.create(client, name, info.nbytes, "cpu", mode=info.mode)
-    with draft:
-        about = marked(unmarked(info.metadata), stamp, draft.id, info.uuid)
+def _stamp_of(info: RegionInfo, region: LeasedRegion | None = None) -> str:
+    """The stamp of a copy's contents, or those of a region."""
+    life = "" if region is None else region._life
+    return copies.stamp_of(info.metadata, info.region, life)
+
+
+async def _copy(client: BrokerBase[R], call: str, region: R, info: RegionInfo) -> None:
+    """Publish a copy of a region, in place of older ones. Raises Gone if it lost its name."""
+    name = copies.new_name(str(region.name))
+    with await calls.create(client, name, info.nbytes, "cpu", mode=info.mode) as draft:
+        about = copies.marked(info.metadata, _stamp_of(info, region), draft.id, info.uuid)
         await region_calls.set_metadata(draft, about)
         if (await region_calls.info(draft)).uid != info.uid:
             raise PermissionDenied(
@@ -190,73 +202,87 @@ async def _copy(client: BrokerBase[R], call: str, region: R, info: RegionInfo, s
         with memoryview(draft.cpu) as target:
             region.readinto(target)
         await region_calls.seal(draft)
-        await calls.publish_many(client, [draft], missing=True)
-        if not draft.version:
-            await _whole(client, call, name, stamp, info.uid)
+        await calls.publish_beside(client, [draft], info.region, missing=False)
 
 
-async def _whole(client: BrokerBase[R], call: str, name: str, stamp: str, owner: int) -> RegionInfo:
-    """A copy of these contents and this owner. Raises NotFound, Gone."""
-    copy = await lookup.stat(client, name)
-    if not gpu_of(copy) or stamp_of(copy, "") != stamp or copy.uid != owner:
-        raise Gone(f"{call}: region {name!r} is not what sleep_many() made: delete it")
-    return copy
-
-
-async def _awake(client: BrokerBase[R], call: str, region: R, wait: float | None) -> R:
-    """The region of the contents that a region had when it was put to sleep."""
-    slept = region._asleep
-    assert slept is not None
-    name, stamp = str(slept.name), stamp_of(slept, region._life)
+async def _woken(
+    client: BrokerBase[R], call: str, region: R, slept: RegionInfo, wait: float | None
+) -> tuple[Grant, Parcels]:
+    """A grant of the region that has the contents which a region had when it was put to sleep."""
+    name, stamp = str(slept.name), _stamp_of(slept, region)
+    request = requests.Get(name=name, readonly=True, gpu=True, id=0)
+    made: R | None = None
     try:
-        found = await calls.get(client, name, cpu=False)
-    except NotFound:
-        copy = await _opened(client, call, region, stamp, slept.uid)
-        found = await _made(client, call, copy, slept, stamp, wait, True, False)
-    with Undo() as undo:
-        undo.keep(found)
-        info = await region_calls.info(found)
-        if (stamp_of(info, found._life), info.uid) != (stamp, slept.uid):
-            raise Gone(
-                f"{call}: region {name!r} has other contents now, of version {info.version}: take "
-                f"them by attach(newer=True), or close this one"
-            )
-        undo.forget()
-    return found
+        while True:
+            with suppress(NotFound):
+                grant, parcels = await client._ask(request, Grant)
+                break
+            copy, number = await _opened(client, call, region, stamp, slept.uid)
+            with suppress(Gone):  # the copy was deleted or replaced meanwhile
+                made = await _made(client, call, copy, number, slept, stamp, wait, True, False)
+        with Undo() as undo:
+            undo.callback(parcels.clear)
+            stat = requests.Stat(region=grant.region, id=0)
+            info = described((await client._ask(stat, Description, [parcels[0][1]]))[0])
+            found = copies.stamp_of(info.metadata, info.region, parcels[0][1].life)
+            if (found, info.uid) != (stamp, slept.uid):
+                raise Gone(
+                    f"{call}: region {name!r} has other contents now, of version {info.version}: "
+                    f"take them by attach(newer=True), or close this one"
+                )
+            undo.forget()
+        return grant, parcels
+    finally:
+        if made is not None:
+            made.close()
 
 
 async def _opened(
     client: BrokerBase[R], call: str, region: R, stamp: str, owner: int
-) -> LeasedRegion:
-    """The copy of these contents, which stays open: unmapping it takes longer than a copy."""
-    copy, region._copy = region._copy, None
-    if copy is not None:
-        with suppress(Gone):
-            about = await region_calls.info(copy)
-            if about.linked and stamp_of(about, "") == stamp:
-                region._copy = copy
-                return copy
+) -> tuple[LeasedRegion, int]:
+    """The copy of these contents, which stays open: unmapping it takes longer than a copy.
+
+    Returns its number, too.
+    """
+    name = str(region.name)
+    while True:
+        about = await lookup.copy_of(client, name)
+        if about is None or (_stamp_of(about), about.uid) != (stamp, owner):
+            raise Gone(f"{call}: neither {name!r} nor its copy exists: close this one")
+        copy = region._copy
+        if copy is None or copy.id != about.region or copy._lease.lost:
+            copy = await _open(client, about)
+            if copy is None:
+                continue
+            region._copy = copy  # the one before goes when no thread reads it any more
+        return copy, about.region
+
+
+async def _open(client: BrokerBase[R], about: RegionInfo) -> R | None:
+    """The copy that the broker told of, if it is there yet."""
+    with suppress(NotFound):
+        copy = await calls.get(client, str(about.name), gpu=False, readonly=True)
+        if copy.id == about.region:
+            return copy
         copy.close()
-    name = name_of(str(region.name), stamp)
-    try:
-        await _whole(client, call, name, stamp, owner)
-        region._copy = await calls.get(client, name, gpu=False, readonly=True)
-    except NotFound as error:
-        raise Gone(f"{call}: neither {region.name!r} nor its copy exists: {error}") from error
-    return region._copy
+    return None
 
 
 async def _made(
     client: BrokerBase[R],
     call: str,
     copy: LeasedRegion,
+    number: int,
     about: RegionInfo,
     stamp: str,
     wait: float | None,
     gpu: bool,
     cpu: bool,
 ) -> R:
-    """The region that ``about`` describes, made from a copy unless another process was faster."""
+    """The region that ``about`` describes, made from a copy unless another process was faster.
+
+    Raises Gone if the copy, of this number, loses its name meanwhile.
+    """
     draft = await calls.create(
         client,
         str(about.name),
@@ -269,10 +295,18 @@ async def _made(
     )
     with Undo() as undo:
         undo.keep(draft)
-        known = marked(unmarked(about.metadata), stamp, draft.id)
-        await region_calls.set_metadata(draft, known)
+        await region_calls.set_metadata(draft, copies.marked(about.metadata, stamp, draft.id))
         if (await region_calls.info(draft)).uid != about.uid:
             raise PermissionDenied(f"{call}: {copy.name!r} is another user's, who can wake it")
         undo.forget()
     with memoryview(copy.cpu) as source:
-        return await published(draft, lambda: draft.write(source), True, missing=True)
+        return await published(
+            draft, lambda: draft.write(source), True, missing=True, beside=number
+        )
+
+
+async def _free(client: BrokerBase[R], name: str, region: int) -> None:
+    """Delete a name, if it refers to this region, which nobody holds and which has a copy."""
+    with suppress(NotFound, Gone, PermissionDenied):
+        request = requests.Delete(name, region, unheld=True, copied=True, id=0)
+        await client._ask(request, Reply)

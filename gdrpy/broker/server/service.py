@@ -16,7 +16,7 @@ from msgspec.structs import astuple, replace
 
 from gdrpy import errors
 from gdrpy.broker import protocol, replies, requests
-from gdrpy.broker.protocol import COPIES, PUBLISH_LIMIT
+from gdrpy.broker.protocol import PUBLISH_LIMIT
 from gdrpy.broker.replies import Grant, Grants
 from gdrpy.broker.server import memory, records, telling
 from gdrpy.broker.server.malformed import other_version
@@ -325,6 +325,8 @@ class Service:
             drafts = [draft for draft in drafts if replaced[str(draft.name)] is None]
         lost = []
         if drafts:
+            if request.beside is not None:
+                self._require_name(session, request.beside)
             made = []
             for draft in drafts:
                 old = replaced[str(draft.name)]
@@ -332,12 +334,11 @@ class Service:
                 if old is not None and old.files and old.files != draft.files:
                     lost.append(old)
             files = self._files(session, lost, named)
-            some = next(files, [])
-            unlinked = [file.number for file in some]
-            self.table.commit(records.Published(*made[0], made[1:], unlinked))
+            some = {one.number: one for one in (*self._older_copies(drafts), *next(files, []))}
+            self.table.commit(records.Published(*made[0], made[1:], list(some)))
             for draft in drafts:
                 self.announce("published", draft)
-            self._deleted(some)
+            self._deleted(some.values())
         first, *others = regions
         old = replaced[str(first.name)]
         reply = replies.Published(
@@ -347,6 +348,20 @@ class Service:
             others=[region.version for region in others],
         )
         return self._delete_on(files, (reply, [])) if lost else (reply, [])
+
+    def _require_name(self, session: Session, number: int) -> None:
+        """Raise Gone unless the name of a region refers to it."""
+        region = self._find("publish", session, None, number)
+        if not region.linked:
+            raise errors.Gone(f"publish: {region} was deleted or replaced meanwhile")
+
+    def _older_copies(self, drafts: list[RegionEntry]) -> Iterator[RegionEntry]:
+        """The copies of sleepers that these drafts take the place of, under other names."""
+        names = {one.name for one in drafts}
+        for draft in drafts:
+            older = self.table.copies.get(draft.original or "", {}).get(draft.uid)
+            if older is not None and older.name not in names:
+                yield older
 
     def _publishable(
         self, session: Session, number: int, named: dict[str, RegionEntry], missing: bool
@@ -527,22 +542,37 @@ class Service:
             self.table.commit(records.Digested(region.number, sha256))
 
     def _delete(self, session: Session, request: requests.Delete) -> Answer | Work:
+        answer: Answer = replies.Reply(id=request.id), []
+        copies = [
+            copy
+            for copy in self.table.copies.get(request.name, {}).values()
+            if allowed(session.identity, copy, WRITE)
+        ]
+        whole = not (request.unheld or request.copied)
+        asleep = request.region is None and request.name not in self.table.names
+        if copies and whole and asleep:
+            self._unlink(copies)
+            return answer
         region = self._find("delete", session, request.name, None)
         if request.region is not None and request.region != region.number:
             raise errors.Gone(
                 f"delete: {request.name!r} no longer refers to region {request.region}"
             )
         require(session.identity, region, WRITE, "delete")
-        if request.unheld and region.leases:
-            return replies.Reply(id=request.id), []
+        copies = [copy for copy in copies if copy.uid == region.uid]
+        if not whole:
+            held = request.unheld and region.leases
+            if not (held or (request.copied and not self._is_copied(region, copies))):
+                self._unlink([region])
+            return answer
         files = self._files(session, [region] if region.files else [])
-        some = next(files, [])
-        self.table.commit(records.Unlinked(region.number, [file.number for file in some]))
-        self._deleted([region, *some])
-        place = f"{request.name}{COPIES}"
-        copies = bool(self.table.names_after(place, place, 1))
-        answer: Answer = replies.Deleted(id=request.id, copies=copies), []
+        self._unlink([region, *copies, *next(files, [])])
         return self._delete_on(files, answer) if region.files else answer
+
+    def _is_copied(self, region: RegionEntry, copies: list[RegionEntry]) -> bool:
+        """Whether one of these copies of sleepers has a region's contents."""
+        stamp = region.stamp(self.table.life)
+        return any(copy.stamp(self.table.life) == stamp for copy in copies)
 
     def _files(
         self, session: Session, lost: Iterable[RegionEntry], kept: Container[str] = ()
@@ -570,11 +600,15 @@ class Service:
         yield None
         for files in slices:
             if files:
-                first, *others = [file.number for file in files]
-                self.table.commit(records.Unlinked(first, others))
-                self._deleted(files)
+                self._unlink(files)
             yield None
         yield answer
+
+    def _unlink(self, regions: list[RegionEntry]) -> None:
+        """Delete the names of regions, in one step."""
+        first, *others = [region.number for region in regions]
+        self.table.commit(records.Unlinked(first, others))
+        self._deleted(regions)
 
     def _deleted(self, regions: Iterable[RegionEntry]) -> None:
         """Tell of regions whose names were deleted, and of the memory of others that is freed."""
@@ -587,10 +621,23 @@ class Service:
 
     def _stat(self, session: Session, request: requests.Stat) -> Answer:
         call = requests.call_of(request)
-        region = self._find(call, session, request.name, request.region)
+        if request.copy:
+            region = self._find_copy_of(session, request)
+        else:
+            region = self._find(call, session, request.name, request.region)
         if not owns(session.identity, region):  # the owner may chmod even an unreadable region
             require(session.identity, region, READ, call)
         return telling.all_about(self.table, region, request.id), []
+
+    def _find_copy_of(self, session: Session, request: requests.Stat) -> RegionEntry:
+        """This user's copy of the region of a name, or root's. Others' are not trusted."""
+        copies = self.table.copies.get(request.name or "", {})
+        region = copies.get(session.identity.uid, copies.get(0))
+        if region is None or request.region is not None:
+            raise errors.NotFound(
+                f"stat: there is no copy of a region of the name {request.name!r}"
+            )
+        return region
 
     def _change(self, session: Session, request: requests.Change) -> Answer:
         call = requests.call_of(request)

@@ -15,7 +15,8 @@ from msgspec import Struct, field
 from msgspec.structs import astuple
 
 from gdrpy.broker.checkpoint import places_of
-from gdrpy.broker.protocol import COPIES
+from gdrpy.broker.copies import MARK, mark_of, original_of, stamp_of
+from gdrpy.broker.protocol import CPU_DEVICE, unpack_metadata
 from gdrpy.broker.server import records
 from gdrpy.broker.server.rights import Identity, shared_groups
 
@@ -53,6 +54,19 @@ class RegionEntry(records.Made, eq=False, gc=True):
     writers: int = 0
     fd: int = -1
     readonly_fd: int | None = None
+
+    @property
+    def original(self) -> str | None:
+        """The name of the region that it is a copy of, for a copy of a sleeper."""
+        on_host = self.device == CPU_DEVICE
+        if not (self.sealed and on_host and MARK.encode() in self.metadata):
+            return None
+        mark = mark_of(unpack_metadata(self.metadata), self.number)
+        return original_of(self.name) if mark and mark.gpu else None
+
+    def stamp(self, life: str) -> str:
+        """What identifies its contents, once it is sealed; ``life`` is that of the broker."""
+        return stamp_of(unpack_metadata(self.metadata), self.number, life)
 
     @property
     def draft(self) -> bool:
@@ -106,6 +120,8 @@ class Table:
         self.sorted_names: list[str] = []
         #: Copies of other brokers' regions, by the original's life and number, and the owner.
         self._copies: dict[tuple[str, int, int], dict[int, RegionEntry]] = defaultdict(dict)
+        #: The copies of sleepers, by the name of the region and by their owner.
+        self.copies: dict[str, dict[int, RegionEntry]] = {}
         self._next = 1
         self._journal = journal
         self._freed = freed
@@ -175,8 +191,8 @@ class Table:
         if replaced is None:
             bisect.insort(self.sorted_names, region.name)
         else:
-            replaced.linked = False
-            self._forget_unheld(replaced)
+            self._lose_name(replaced)
+        self._find_copy(region)
 
     def _unlink(self, record: records.Unlinked) -> None:
         self._unlink_all(record.regions)
@@ -186,13 +202,27 @@ class Table:
             assert region.name is not None
             del self.names[region.name]
             del self.sorted_names[bisect.bisect_left(self.sorted_names, region.name)]
-            region.linked = False
-            self._forget_unheld(region)
+            self._lose_name(region)
+
+    def _lose_name(self, region: RegionEntry) -> None:
+        region.linked = False
+        copies = self.copies.get(region.original or "", {})
+        if copies.get(region.uid) is region:
+            del copies[region.uid]
+            if not copies:
+                del self.copies[str(region.original)]
+        self._forget_unheld(region)
+
+    def _find_copy(self, region: RegionEntry) -> None:
+        """Note a published region if it is a copy; the latest one counts."""
+        if region.linked and region.original is not None:
+            self.copies.setdefault(region.original, {})[region.uid] = region
 
     def _seal(self, record: records.SealedNow) -> None:
         region = self.regions[record.region]
         region.sealed = True
         region.copy_of = record.copy_of
+        self._find_copy(region)
         if region.copy_of is not None:
             self._copies[*region.copy_of, region.uid][region.number] = region
 
@@ -286,9 +316,8 @@ class Table:
         A copy in host memory has those of its region's name while that refers to no region.
         """
         name = region.name or ""
-        original, is_copy, _ = name.rpartition(COPIES)
-        if is_copy and original not in self.names:
-            name = original
+        if region.original is not None and region.original not in self.names:
+            name = region.original
         return self._sleepers.get((name, region.uid), {})
 
     def _forget_unheld(self, region: RegionEntry) -> None:

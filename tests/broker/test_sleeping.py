@@ -199,6 +199,30 @@ class TestSleepMany:
             assert (region.detached, loose.detached) == (False, False)
             assert "loose.host" not in there(connected)
 
+    @pytest.mark.parametrize("gpu", [True, False])
+    def test_copies_nothing_of_what_it_cannot_detach(self, connected, gpu):
+        device = 0 if not gpu else "cpu"
+        connected.put("more", DATA, device, seal=True).close()
+        with connected.get("more", gpu=gpu) as more:
+            words = "sleep_many: only memory with a GPU view and without a fabric handle can be"
+            with pytest.raises(gdrpy.MissingView, match=words):
+                connected.sleep_many([more])
+        assert there(connected) == {"weights": 0, "more": device}
+
+    def test_needs_no_copy_of_host_memory(self, connected):
+        words = "keep_many: <.*> is host memory already: leave it out"
+        more = connected.put("more", DATA, "cpu", seal=True)
+        with more, pytest.raises(gdrpy.InvalidRequest, match=words):
+            connected.keep_many([more])
+        assert there(connected) == {"weights": 0, "more": "cpu"}
+
+    def test_by_threads_puts_one_region_to_sleep_once(self, connected, region):
+        for _ in range(20):
+            at_once(lambda client, one: client.sleep_many([one]), [connected] * 4, [region] * 4)
+            assert region.detached
+            connected.wake_many([region])
+            assert holds_the_data(region)
+
     def test_refuses_another_connections_region(self, other, region):
         with pytest.raises(ValueError, match="sleep_many: .* came from another connection"):
             other.sleep_many([region])
@@ -305,6 +329,36 @@ class TestSleepMany:
         assert there(connected) == {"weights.host": "cpu"}
         connected.wake_many([region])
         assert holds_the_data(region)
+
+    def test_that_was_interrupted_when_it_had_detached_is_asleep(
+        self, connected, region, monkeypatch
+    ):
+        def interrupted(regions: Any) -> None:
+            gdrpy.detach_many(regions)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("gdrpy.broker.client.sleeping.detach_many", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            connected.sleep_many([region])
+        monkeypatch.undo()
+        connected.sleep_many([region])
+        assert there(connected) == {"weights.host": "cpu"}
+        connected.wake_many([region])
+        assert holds_the_data(region)
+
+    def test_is_done_though_the_broker_ends_when_it_has_detached(
+        self, broker_process: BrokerProcess, monkeypatch
+    ):
+        def ended(regions: Any) -> None:
+            gdrpy.detach_many(regions)
+            broker_process.kill()
+
+        with gdrpy.connect(broker_process.socket, reconnect=0.1) as client:
+            client.put("weights", DATA, seal=True).close()
+            with client.get("weights") as region:
+                monkeypatch.setattr("gdrpy.broker.client.sleeping.detach_many", ended)
+                client.sleep_many([region])
+                assert region.detached
 
     def test_refuses_what_could_not_wake(self, connected, region):
         connected.delete("weights")

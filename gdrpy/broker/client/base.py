@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
+from threading import Lock
 from typing import Generic, TypeVar
 
 from gdrpy.broker.client.arguments import as_seconds
@@ -35,6 +36,8 @@ class BrokerBase(Resource, Generic[Region_co]):
         super().__init__()
         self._connection = connection
         self._make_transport = make_transport
+        #: Of threads that put regions to sleep: none detaches what another one copies.
+        self._copying = Lock()
 
     @property
     def socket(self) -> str:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from gdrpy._core._mapping import Undo
+from gdrpy._core._mapping import Undo, alone
 from gdrpy.broker import copies, requests
 from gdrpy.broker.client import calls, lookup, region_calls
 from gdrpy.broker.client.arrays import published
@@ -40,30 +40,41 @@ async def sleep_many(client: BrokerBase[R], regions: Iterable[R]) -> None:
     from it have closed their regions.
 
     Raises InvalidRequest for a region that is not sealed, Gone for one whose name was deleted,
-    PermissionDenied for another user's, ValueError for one without a name or that came from
-    another connection, OutOfMemory (host memory), and as :func:`gdrpy.detach_many`. The regions
-    are attached then.
+    PermissionDenied for another user's, ValueError for one that came from another connection,
+    OutOfMemory (host memory), and as :func:`gdrpy.detach_many`. The regions are attached then.
     """
     call = "sleep_many"
     given = _of(call, client, regions)
     those = [one for one in given if not one._can_attach(call)]
-    about = [await _keep(client, call, region) for region in those]
-    detach_many(those)
-    for region, info in zip(those, about, strict=True):
-        region._asleep = info
+    for region in those:
+        alone(client._copying, alone, region._lock, region._detachable, call)
+    try:
+        for region in those:
+            try:
+                region._asleep = await _keep(client, call, region)  # noted before it is detached
+            except Error:
+                if region._asleep is None or not region.detached:
+                    raise  # else another thread has put it to sleep
+        alone(client._copying, detach_many, those)
+    except BaseException:
+        for region in those:
+            if not region.detached:
+                region._asleep = None
+        raise
     for region in given:
         if region._asleep is not None:
-            await _free(client, str(region.name), region.id)
+            with suppress(Error):  # the next one that sleeps frees it
+                await _free(client, str(region.name), region.id)
 
 
 async def keep_many(client: BrokerBase[R], regions: Iterable[R]) -> None:
     """Copy sealed regions to host memory as :meth:`sleep_many` does, which then copies nothing.
 
     Args:
-        regions: The regions, of this connection, with names and GPU views.
+        regions: The regions, of this connection, with names, in the memory of GPUs.
 
     Fresh host memory takes most of the time: the kernel clears it at some GB/s. Raises as
-    sleep_many().
+    sleep_many(), and InvalidRequest for host memory.
     """
     call = "keep_many"
     for region in _of(call, client, regions):
@@ -173,6 +184,8 @@ async def _keep(client: BrokerBase[R], call: str, region: R) -> RegionInfo:
                     f"detach() it, or publish it again"
                 )
             return info  # a newer version has the name, or sleeps
+        if info.uuid is None:
+            raise InvalidRequest(f"{call}: {region!r} is host memory already: leave it out")
         if copy is None or (_stamp_of(copy), copy.uid) != (_stamp_of(info, region), info.uid):
             try:
                 await _copy(client, call, region, info)
@@ -200,7 +213,7 @@ async def _copy(client: BrokerBase[R], call: str, region: R, info: RegionInfo) -
                 f"{call}: region {region.name!r} is another user's: detach() it instead"
             )
         with memoryview(draft.cpu) as target:
-            region.readinto(target)
+            alone(client._copying, region.readinto, target)
         await region_calls.seal(draft)
         await calls.publish_beside(client, [draft], info.region, missing=False)
 

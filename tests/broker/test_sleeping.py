@@ -655,6 +655,15 @@ class TestWake:
         with connected.wake("weights", cpu=False) as same:
             assert (same.id, same.readonly) == (region.id, True)
 
+    def test_without_views_needs_none_later(self, connected, region):
+        connected.sleep_many([region])
+        with connected.wake("weights", gpu=False, cpu=False) as woken:
+            with pytest.raises(gdrpy.MissingView):
+                _ = woken.cpu
+            connected.wake_many([region])
+            assert region.id == woken.id
+            assert holds_the_data(region)
+
     def test_gives_its_caller_no_writable_view(self, connected, region):
         connected.sleep_many([region])
         with connected.wake("weights") as woken:

@@ -150,8 +150,15 @@ async def wake(
             mark = copies.mark_of(found.metadata, found.region)
             assert mark is not None
             about = replace(found, name=name, uuid=mark.gpu)
+            views = gpu, cpu or not gpu  # the contents go through one
             with copy, suppress(Gone):  # it was deleted or replaced meanwhile
-                return await _made(client, call, copy, copy.id, about, mark.stamp, wait, gpu, cpu)
+                made = await _made(client, call, copy, copy.id, about, mark.stamp, wait, *views)
+                if gpu or cpu:
+                    return made
+                with made:
+                    return await calls.attach(
+                        client, made._life, made.id, gpu=False, cpu=False, readonly=True
+                    )
 
 
 def _of(call: str, client: BrokerBase[R], regions: Any) -> list[R]:

@@ -494,6 +494,17 @@ class TestWakeMany:
             other.wake_many([newer])
             assert newer.numpy()[0] == 1
 
+    def test_keeps_no_copy_of_a_version_that_the_region_no_longer_is(
+        self, connected, other, region
+    ):
+        connected.sleep_many([region])
+        connected.wake_many([region])
+        other.put("weights", DATA + 1, seal=True, metadata={"of": "llama"}).close()
+        region.detach()
+        region.attach(newer=True)
+        connected.keep_many([region])
+        assert connected.status()["used"]["-1"] == DATA.nbytes
+
     def test_refuses_a_copy_that_is_not_its_own(self, connected, region):
         connected.sleep_many([region])
         name = str(copy_of(connected).name)

@@ -11,6 +11,7 @@ from gdrpy.arrays.array import Array
 from gdrpy.broker.client.base import BrokerBase
 from gdrpy.broker.client.connection import Lease, Parcels
 from gdrpy.broker.client.layouts import ARRAY, same_layout, stored_array
+from gdrpy.broker.copies import mark_of
 from gdrpy.broker.protocol import CPU_DEVICE, unpack_metadata
 from gdrpy.broker.replies import Grant, RegionInfo
 from gdrpy.common.dtypes import DType
@@ -138,6 +139,7 @@ class LeasedRegion(Region):
             attached = self._attach(call, descriptor.fileno(), grant.readonly, lease)
             if attached:
                 self._describe(grant, lease)
+                self._keep_copy_of_contents()
         finally:
             parcels.pop()
             if not attached:
@@ -157,6 +159,14 @@ class LeasedRegion(Region):
     def _fall_asleep(self, lease: Lease) -> None:
         if self.detached and self.version and not lease.lost:
             self._sleeper = lease.sleeper()
+
+    def _keep_copy_of_contents(self) -> None:
+        """Drop the host copy, which takes memory, if it is of other contents."""
+        if self._copy is not None:
+            of = mark_of(self._copy.metadata, self._copy.id)
+            mine = mark_of(self.metadata, self.id)
+            if of is None or mine is None or of.stamp != mine.stamp:
+                self._copy = None
 
     @property
     def _lease(self) -> Lease:

@@ -717,6 +717,16 @@ class TestOtherUsers:
             "PermissionDenied: keep_many: region 'weights' is another user's: detach() it instead"
         )
 
+    def test_keep_regions_that_they_may_not_write_themselves(self, shared: str):
+        def keep() -> tuple[str, list[int]]:
+            with gdrpy.connect(shared) as client:
+                client.put("own", DATA, seal=True, mode=0o444, gpu=False).close()
+                with client.get("own", gpu=False) as region:
+                    done = _refusal(lambda: client.keep_many([region]))
+                return done, [info.mode for info in client.list("own")]
+
+        assert as_user("other", keep) == ("done", [0o444, 0o444])
+
     def test_stop_nobody_by_copies_that_they_made(self, shared: str):
         def attack() -> None:
             with gdrpy.connect(shared) as client:

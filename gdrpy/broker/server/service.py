@@ -647,7 +647,8 @@ class Service:
             require_owner(session.identity, region, call)
             mode = request.mode
         if request.metadata is not UNSET:
-            require(session.identity, region, WRITE, call)
+            if not region.draft:  # which only its maker finds
+                require(session.identity, region, WRITE, call)
             if region.sealed:
                 raise errors.Sealed(
                     f"{call}: {region} is sealed, and so is its metadata: publish a new version"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 #: The key of the mark in a region's metadata: the stamp, the number of the region that has the
@@ -52,6 +53,19 @@ def stamp_of(metadata: dict[str, Any] | None, region: int, life: str) -> str:
     """The stamp that identifies a sealed region's contents."""
     mark = mark_of(metadata, region)
     return mark.stamp if mark else hashlib.sha256(f"{life}/{region}".encode()).hexdigest()[:16]
+
+
+def renumbered(
+    metadata: dict[str, Any], before: int, after: int, gpu: Callable[[str], str] = str
+) -> dict[str, Any]:
+    """A region's metadata for a region of another number: its own mark counts there too.
+
+    ``gpu`` gives the GPU of a copy for what its mark says.
+    """
+    mark = mark_of(metadata, before)
+    if mark is None:
+        return metadata
+    return marked(metadata, mark.stamp, after, mark.gpu and gpu(mark.gpu))
 
 
 def new_name(name: str) -> str:

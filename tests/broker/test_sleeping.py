@@ -808,6 +808,46 @@ def test_a_copy_that_is_killed_at_any_step_loses_nothing(broker, connected, regi
     assert there(connected) == {"weights": 0, "weights.host": "cpu"}
 
 
+class TestSaved:
+    """Regions that sleep, in a snapshot."""
+
+    @pytest.fixture
+    def saved(self, connected, region, tmp_path) -> str:
+        for number in range(3):  # so that the numbers differ in the next broker
+            connected.put(f"other/{number}", DATA, "cpu").close()
+        connected.sleep_many([region])
+        connected.save(tmp_path / "saved", [str(copy_of(connected).name)])
+        return str(tmp_path / "saved")
+
+    def test_wake_in_another_broker(self, saved, start_serving: StartServing):
+        with gdrpy.connect(start_serving(GDRPY_SIM_DEVICES="2").socket) as client:
+            client.restore(saved)
+            assert there(client) == {"weights.host": "cpu"}
+            with client.wake("weights") as woken:
+                assert holds_the_data(woken)
+                assert woken.metadata["of"] == "llama"
+                client.sleep_many([woken])
+                client.delete("weights")
+            assert there(client) == {}
+
+    def test_wake_on_the_gpu_that_is_given(self, saved, start_serving: StartServing):
+        with gdrpy.connect(start_serving(GDRPY_SIM_DEVICES="2").socket) as client:
+            client.restore(saved, device=1)
+            assert there(client) == {"weights.host": "cpu"}
+            client.wake("weights", gpu=False).close()
+            assert there(client) == {"weights": 1, "weights.host": "cpu"}
+
+    def test_take_the_place_of_nothing_that_is_there(self, saved, connected, region):
+        kept = copy_of(connected).region
+        connected.delete("other/0")
+        assert connected.restore(saved, missing=True) == []
+        assert copy_of(connected).region == kept
+        connected.wake_many([region])
+        connected.delete(str(copy_of(connected).name))
+        assert connected.restore(saved, missing=True) == []
+        assert holds_the_data(region)
+
+
 def test_missing_of_a_region_that_comes_and_goes_takes_it_in_the_end(connected, other, monkeypatch):
     asked, steps = gdrpy.Broker._ask_now, []
 

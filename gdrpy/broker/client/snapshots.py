@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
 from io import BufferedWriter, FileIO
 from itertools import groupby
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
@@ -19,7 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from gdrpy.arrays.source import BLOCK, Source, named, regular
-from gdrpy.broker import requests
+from gdrpy.broker import copies, requests
 from gdrpy.broker.checkpoint import file_of, places_of
 from gdrpy.broker.client import calls, lookup, region_calls
 from gdrpy.broker.client.arguments import as_device, as_name
@@ -35,6 +36,7 @@ from gdrpy.broker.protocol import (
     UNDECODABLE,
     Bytes,
     Number,
+    pack_metadata,
     unpack_metadata,
 )
 from gdrpy.broker.replies import Description, Grant, Reply
@@ -47,6 +49,8 @@ R = TypeVar("R", bound=LeasedRegion)
 
 #: The file that describes the others.
 _INDEX = "snapshot.json"
+#: The number in the marks of saved regions, which no region has.
+_NO_REGION = 0
 #: Bytes that have a digest of their own.
 _PIECE = 16 << 20
 #: The largest description: of millions of pieces.
@@ -238,9 +242,22 @@ def _described(number: int, told: Description) -> Saved:
         uid=told.uid,
         gid=told.gid,
         sealed=told.sealed,
-        metadata=told.metadata,
+        metadata=_renumbered(told.metadata, told.region, _NO_REGION),
         sha256=[""] * len(range(0, told.nbytes, _PIECE)),
     )
+
+
+def _renumbered(packed: bytes, before: int, after: int, gpu: Callable[[str], str] = str) -> bytes:
+    """See :func:`gdrpy.broker.copies.renumbered`."""
+    if copies.MARK.encode() not in packed:
+        return packed
+    return pack_metadata("save", copies.renumbered(unpack_metadata(packed), before, after, gpu))
+
+
+def _asleep(one: Saved) -> bool:
+    """Whether it is the copy of a region that slept."""
+    mark = copies.mark_of(unpack_metadata(one.metadata), _NO_REGION)
+    return bool(mark and mark.gpu and copies.original_of(one.name))
 
 
 def _copied(region: LeasedRegion, path: str, folder: int, one: Saved) -> Generator[int, None, None]:
@@ -353,19 +370,20 @@ async def restore(
     path = as_path("restore", "folder", folder)
     snapshot = read_snapshot(path)
     chosen = _chosen(snapshot, names, path)
-    there = {one.name for one in chosen if missing and await _exists(client, one.name)}
+    there = {one.name for one in chosen if missing and await _taken(client, one)}
     chosen = [one for one in chosen if not {one.name, _index_of(one)} & there]
     home = None if device is None else as_device("restore", device)
-    uuids = (await calls.status(client))["uuids"].values()
+    uuids = (await calls.status(client))["uuids"]
     done, total = 0, sum(one.nbytes for one in chosen)
     drafts: list[tuple[Saved, R]] = []
     try:
         for one in chosen:
             own: int | str = CPU_DEVICE if one.device == "cpu" else one.device
-            if one.uuid in uuids:
+            if one.uuid in uuids.values():
                 own = str(one.uuid)
             try:
-                draft = await _draft(client, one, own if home is None else home)
+                place = own if home is None or _asleep(one) else home
+                draft = await _draft(client, one, place)
             except PermissionDenied:
                 if not (missing and await _exists(client, one.name)):
                     raise
@@ -373,6 +391,11 @@ async def restore(
                 total -= one.nbytes
                 continue
             drafts.append((one, draft))
+            woken_on = partial(_gpu_of, home, uuids)
+            about = _renumbered(one.metadata, _NO_REGION, draft.id, woken_on)
+            if about != one.metadata:
+                change = requests.Change(draft.id, metadata=about, id=0)
+                await region_calls._ask(draft, change, Reply)
             file = os.path.join(path, one.file)
             with closing(_filled(draft, file, one, snapshot.piece)) as pieces:
                 for nbytes in pieces:
@@ -390,6 +413,22 @@ async def restore(
     finally:
         for _, draft in drafts:
             draft.close()
+
+
+def _gpu_of(home: int | str | None, uuids: dict[str, str], before: str) -> str:
+    """The UUID of the GPU on which what slept wakes: that of :func:`restore`, or as before."""
+    if isinstance(home, str) and home in uuids.values():
+        return home
+    own = before if before in uuids.values() else uuids.get("0", before)
+    return uuids.get(str(home), own)
+
+
+async def _taken(client: BrokerBase[R], one: Saved) -> bool:
+    """Whether its name refers to a region; for a copy, whether its region is there or sleeps."""
+    name = copies.original_of(one.name) if _asleep(one) else None
+    if name is None:
+        return await _exists(client, one.name)
+    return await _exists(client, name) or await lookup.copy_of(client, name) is not None
 
 
 async def _exists(client: BrokerBase[R], name: str) -> bool:

@@ -36,6 +36,21 @@ print("closed", flush=True)
 sys.stdin.readline()
 """
 
+#: Has its main thread end, and connects, holds and closes in another one.
+LEADERLESS = """
+import ctypes, os, sys, threading
+from rawclient import RawClient
+def work(leader):
+    while "(zombie)" not in open(f"/proc/{leader}/status").read():
+        pass
+    with RawClient(sys.argv[1]) as client:
+        kept = client.get("kv", readonly=False)
+    print("closed", flush=True)
+    os.read(0, 1)
+threading.Thread(target=work, args=(os.getpid(),)).start()
+ctypes.CDLL(None).syscall(60, 0)
+"""
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Iterator[str]:
@@ -98,6 +113,11 @@ def until_without(client: RawClient) -> int:
     return writers(client)
 
 
+def descriptors() -> int:
+    """The number of descriptors of this process, in which the broker runs."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 class TestLease:
     def test_of_a_dying_process_ends_when_it_is_gone(self, path, holder, monkeypatch):
         monkeypatch.setattr(loop, "is_ending", lambda who: True)
@@ -114,6 +134,41 @@ class TestLease:
             step(holder, "closed")
             assert until_without(other) == 0
             assert holder.poll() is None
+
+    def test_of_a_process_whose_main_thread_has_ended_ends_with_its_connection(self, path):
+        with RawClient(path) as other:
+            made = other.allocate("kv")
+            other.release(made["region"])
+            made.close()
+            with subprocess.Popen(
+                [sys.executable, "-c", LEADERLESS, path],
+                cwd=Path(__file__).parent,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            ) as process:
+                assert process.stdout is not None
+                assert process.stdout.readline() == "closed\n"
+                assert until_without(other) == 0
+                assert process.poll() is None
+                process.kill()
+            other.ok("delete", name="kv")
+
+    def test_of_many_connections_of_a_dying_process_costs_one_descriptor(
+        self, path, holder, monkeypatch
+    ):
+        monkeypatch.setattr(loop, "is_ending", lambda who: True)
+        assert holder.stdout.readline() == "holds\n"
+        with RawClient(path) as other:
+            other.get("kv").close()  # for readers the broker opens the memory once more
+            before = descriptors()
+            with ExitStack() as stack:
+                for _ in range(50):
+                    stack.enter_context(RawClient(path)).get("kv").close()
+            deadline = time.monotonic() + 20
+            while descriptors() > before + 1 and time.monotonic() < deadline:  # of the connections
+                time.sleep(0.001)
+            assert (descriptors(), other.ok("status")["leases"]) == (before + 1, 52)
 
     def test_of_a_killed_process_ends(self, path, holder):
         with RawClient(path) as other:

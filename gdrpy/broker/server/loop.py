@@ -92,9 +92,9 @@ class Server:
         self._door = Door(
             listener, self._epoll, self._turns, service.descriptors, self._users, self._let_in
         )
-        self._orphans = Orphans(self._epoll, self._ended.append, resume_within)
+        self._orphans = self._orphans_for(resume_within)
         #: Sessions of processes that have begun to exit: their queued GPU work may go on.
-        self._dying = Orphans(self._epoll, self._ended.append, math.inf)
+        self._dying = self._orphans_for(math.inf)
         self._woken, self._waker = socket.socketpair()
         self._woken.setblocking(False)
         self._waker.setblocking(False)
@@ -103,6 +103,9 @@ class Server:
         self.stopped = threading.Event()
         self._questions: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._digests = Digests(self._wake)
+
+    def _orphans_for(self, seconds: float) -> Orphans:
+        return Orphans(self._epoll, self._ended.append, seconds, self.service.descriptors)
 
     def run(self) -> None:
         """Serve."""
@@ -114,7 +117,7 @@ class Server:
             self._orphans.keep(session)
         self._end_sessions()
         connections, waits, late = self._connections, self._turns.circle, self._door.late
-        state, orphans = self._state, self._orphans.sessions
+        state, orphans = self._state, self._orphans
         waiting, stuck = self._waiting, self._stuck
         while not self._stopping:
             patience = self._tend() if waiting or stuck or orphans or state.store_lost else None
@@ -258,7 +261,7 @@ class Server:
         """Do the work that is due without an event; returns how many seconds to wait for events."""
         if self._state.store_lost:
             self._state.mend_store("there was no room for one")
-        if self._orphans.sessions and self._orphans.patience() < 0:
+        if self._orphans and self._orphans.patience() < 0:
             self._orphans.give_up()
             self._end_sessions()
         if self._stuck:
@@ -269,7 +272,7 @@ class Server:
             self._look_at_waiting()
         if self._waiting or self._stuck or self._state.store_lost:
             return _LOOK if self._waiting else _RETRY
-        return max(0.0, self._orphans.patience()) if self._orphans.sessions else None
+        return max(0.0, self._orphans.patience()) if self._orphans else None
 
     def _look_at_waiting(self) -> None:
         """Send to waiting connections that have read meanwhile, which epoll does not report."""

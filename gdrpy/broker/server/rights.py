@@ -18,6 +18,8 @@ READ = 0o4
 WRITE = 0o2
 #: A flag of the kernel's processes.
 _EXITING = 0x4
+#: Threads that are asked for that flag: more would take the broker's time.
+_THREADS = 256
 #: The sets of groups of all identities.
 _GROUPS: WeakKeyDictionary[frozenset[int], ref[frozenset[int]]] = WeakKeyDictionary()
 _WORDS = {READ: "read", WRITE: "write", READ | WRITE: "read and write"}
@@ -61,20 +63,33 @@ def start_time(pid: int) -> int:
 
 
 def is_ending(who: Identity) -> bool:
-    """Whether a process has begun to exit; False where that is unknown.
+    """Whether all threads of a process have begun to exit; False where that is unknown.
 
     The kernel then closes its descriptors one by one, and the GPU may still do its queued work.
     Source: proc_pid_stat(5), fields 9 and 22; PF_EXITING of the kernel's sched.h.
     """
     try:
-        fields = _stat(who.pid)
+        first = _stat(who.pid)
+        if not first or int(first[19]) != who.started or not _is_exiting(first):
+            return False
+        threads = os.listdir(f"/proc/{who.pid}/task")  # noqa: PTH208 - quicker
+        return len(threads) <= _THREADS and all(
+            _is_exiting(_stat(f"{who.pid}/task/{thread}")) for thread in threads
+        )
     except OSError:
         return False
-    return bool(fields) and int(fields[19]) == who.started and bool(int(fields[6]) & _EXITING)
 
 
-def _stat(pid: int) -> list[bytes]:
-    """The fields of a process from the third on; none if it is unknown. Raises OSError."""
+def _is_exiting(fields: list[bytes]) -> bool:
+    """Whether a thread exits, by the fields of _stat(), or is gone."""
+    return not fields or bool(int(fields[6]) & _EXITING)
+
+
+def _stat(pid: int | str) -> list[bytes]:
+    """The fields of a process or thread from the third on; none if it is unknown.
+
+    Raises OSError if descriptors are used up.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # noqa: PTH123 - quicker
             text = file.read()  # the name in it may be any bytes

@@ -55,6 +55,7 @@ class Arena(Blocks):
         super().__init__(ptr, size, region.device, hold.end)
         self.region = region
         self.offset = start
+        self._sleeping = False
         #: The pieces of the region that host memory has.
         self._kept: list[_Piece] = []
 
@@ -62,6 +63,9 @@ class Arena(Blocks):
     def of(cls, memory: Shown | Arena) -> Arena:
         """The arena itself, or a new one over all of a region."""
         return memory if isinstance(memory, Arena) else cls(memory)
+
+    def _is_asleep(self) -> bool:
+        return self._sleeping
 
     def _without_room(self, call: str, size: int) -> int:
         usage = self._usage()

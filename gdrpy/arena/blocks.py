@@ -8,13 +8,15 @@ import functools
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gdrpy import cuda
 from gdrpy.common.arguments import as_int, as_size
 from gdrpy.common.resource import Resource
-from gdrpy.errors import Detached, OutOfMemory
+from gdrpy.common.sizes import counted
+from gdrpy.errors import CudaError, Detached, OutOfMemory
 from gdrpy.memory.memory import settle
 from gdrpy.memory.page_locked import page_locked
 from gdrpy.memory.view import Mapping
@@ -55,7 +57,6 @@ class Blocks(Resource):
         self._slot = slot
         self._end = end
         self._turn = threading.Lock()  # of those who sleep and wake
-        self._sleeping = False
         self._host: Mapping | None = None
         super().__init__()
 
@@ -68,7 +69,7 @@ class Blocks(Resource):
         size = as_size(call, nbytes)
         with self._lock:
             self._check(call)
-            if self._sleeping:
+            if self._is_asleep():
                 raise Detached(f"{call}: the {self._kind} sleeps: wake() it first")
             address = int(library().gdrpy_arena_allocate(self._slot, size))
         return address or self._without_room(call, size)
@@ -112,7 +113,10 @@ class Blocks(Resource):
     def sleeping(self) -> bool:
         """Whether ``sleep`` gave the memory back, and ``wake`` has not brought it back."""
         self._check(f"{type(self).__name__}.sleeping")
-        return self._sleeping
+        return self._is_asleep()
+
+    def _is_asleep(self) -> bool:
+        raise NotImplementedError
 
     def sleep(self, keep: str | None = "host", *, unchanged: bool = False) -> None:
         """Give the memory back; the blocks keep their addresses."""
@@ -174,13 +178,14 @@ class Blocks(Resource):
             self._drop_host()
         if not _give_back(self._slot, self._end):
             raise BufferError(
-                f"{type(self).__name__}.close: {usage.blocks} blocks with {usage.used} bytes are "
-                f"in use: delete the tensors and arrays in them first, and have their library free "
+                f"{type(self).__name__}.close: {counted(usage.blocks, 'block')} with {usage.used} "
+                f"bytes in use: delete the tensors and arrays in them first, and have their library free "
                 f"what it caches"
             )
 
     def _release_with_users(self) -> bool:
-        self._drop_host()
+        with suppress(CudaError):  # the kernel frees it when the process ends
+            self._drop_host()
         if _give_back(self._slot, self._end):
             return False
         _abandoned.append((self._slot, self._end))
@@ -231,7 +236,8 @@ class _Usage(ctypes.Structure):
     used: int
     blocks: int
     largest: int
-    _fields_ = [(name, ctypes.c_uint64) for name in ("used", "blocks", "largest")]
+    sleeping: int
+    _fields_ = [(name, ctypes.c_uint64) for name in ("used", "blocks", "largest", "sleeping")]
 
 
 _PATH = Path(__file__).parent.parent / "lib" / "libgdrpy_arena.so"
@@ -276,7 +282,8 @@ def library() -> Any:
     found.gdrpy_arena_blocks.argtypes = (slot, ctypes.POINTER(Block), word)
     found.gdrpy_arena_blocks.restype = word
     found.gdrpy_arena_usage.argtypes = (slot, ctypes.POINTER(_Usage))
-    found.gdrpy_arena_sleep.argtypes = (slot, ctypes.c_void_p, word, ctypes.c_bool)
+    flag = ctypes.c_bool
+    found.gdrpy_arena_sleep.argtypes = (slot, flag, ctypes.c_void_p, word, flag)
     found.gdrpy_arena_wake.argtypes = (slot, ctypes.c_void_p)
     return found
 

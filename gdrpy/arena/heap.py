@@ -11,6 +11,7 @@ from gdrpy.arena.blocks import NOT_KEPT, Blocks, Memory, functions, library
 from gdrpy.common.sizes import counted, told_size
 from gdrpy.errors import OutOfMemory
 from gdrpy.memory import reclaim, vmm
+from gdrpy.memory.view import Mapping
 
 #: The address range, in sizes of the device's memory: free pieces between blocks take some of it.
 _SPREAD = 4
@@ -46,6 +47,11 @@ class Heap(Blocks):
             nbytes = _SPREAD * vmm.rounded(total, ordinal)
             self._start = start = vmm.reserve(undo, "Heap", nbytes, ordinal)
             super().__init__(start, nbytes, ordinal, undo.pop_all().close, _memory(ordinal))
+        #: The host memory that has the copies of the last sleep, if that was not broken off.
+        self._copied: Mapping | None = None
+
+    def _is_asleep(self) -> bool:
+        return bool(self._usage().sleeping)
 
     def _without_room(self, call: str, size: int) -> int:
         if reclaim.reclaim(self.device, wait=True):
@@ -75,21 +81,22 @@ class Heap(Blocks):
         self._check_sleep(call, keep)
         with self._turn:
             self._check(call)
-            if self._sleeping:
+            if self._is_asleep():
                 return
             if not reclaim.wait((self.device,)):
                 raise BufferError(
                     f"{call}: CUDA cannot tell now whether the GPU is done with the memory, as "
                     f"while a graph is captured: sleep after that"
                 )
-            result = -errno.ENOSPC
+            result, wanted = -errno.ENOSPC, keep is not None
             while result == -errno.ENOSPC:  # another thread may make a block in between
-                self._make_host(self._usage().used if keep else 0)
-                room = 0 if self._host is None else self._host.nbytes
-                address = None if self._host is None else self._host.address
-                result = library().gdrpy_arena_sleep(self._slot, address, room, unchanged)
+                self._make_host(self._usage().used if wanted else 0)
+                host, room = (self._host.address, self._host.nbytes) if self._host else (None, 0)
+                again = unchanged and self._copied is self._host
+                self._copied = None
+                result = library().gdrpy_arena_sleep(self._slot, wanted, host, room, again)
             self._require(call, result)
-            self._sleeping = True
+            self._copied = self._host
 
     def wake(self) -> None:
         """Bring memory back to the blocks of a sleeping heap, with the contents that were kept.
@@ -107,7 +114,6 @@ class Heap(Blocks):
             if result and reclaim.reclaim(self.device, wait=True):
                 result = library().gdrpy_arena_wake(self._slot, address)
             self._require(call, result)
-            self._sleeping = False
 
     def _require(self, call: str, result: int) -> None:
         """Raise unless the library answered 0."""
@@ -130,7 +136,7 @@ class Heap(Blocks):
         with self._turn:
             for block in self._blocks():
                 if block.start <= ptr and ptr + nbytes <= block.end:
-                    if not self._sleeping or block.kept == NOT_KEPT:
+                    if not self._is_asleep() or block.kept == NOT_KEPT:
                         return None
                     assert self._host is not None
                     offset = block.kept + ptr - block.start
@@ -142,7 +148,7 @@ class Heap(Blocks):
         if self.closed:
             return "<Heap CLOSED>"
         usage = self._usage()
-        return f"<Heap on GPU {self.device}, {usage.used} used in {usage.blocks} blocks>"
+        return f"<Heap on GPU {self.device}, {usage.used} used in {counted(usage.blocks, 'block')}>"
 
 
 def _memory(device: int) -> Memory:

@@ -162,7 +162,7 @@ class TestClose:
     def test_with_blocks_is_refused(self, region):
         arena = gdrpy.Arena(region)
         block = arena.allocate(600)
-        with pytest.raises(BufferError, match=r"Arena\.close: 1 blocks with 1024 bytes"):
+        with pytest.raises(BufferError, match=r"Arena\.close: 1 block with 1024 bytes in use"):
             arena.close()
         with pytest.raises(BufferError):
             region.close()
@@ -174,7 +174,7 @@ class TestClose:
 
     def test_at_the_end_of_a_block_leaves_the_blocks_in_it_usable(self, region):
         with (
-            pytest.warns(gdrpy.StillInUse, match=r"^<Arena .*: 1 blocks with 1024 bytes"),
+            pytest.warns(gdrpy.StillInUse, match=r"^<Arena .*: 1 block with 1024 bytes in use"),
             gdrpy.Arena(region) as arena,
         ):
             library, block = Library(arena), arena.allocate(600)

@@ -120,7 +120,7 @@ class TestBlocks:
             text=True,
             check=True,
         )
-        assert done.stdout == "1 <Heap on GPU 1, 2097152 used in 1 blocks>\n"
+        assert done.stdout == "1 <Heap on GPU 1, 2097152 used in 1 block>\n"
 
 
 class TestSleep:
@@ -215,6 +215,54 @@ class TestSleep:
                 heap.sleep()
         assert (heap.sleeping, contents(made)) == (False, made)
 
+    def test_after_one_that_failed_has_no_copy_that_could_serve(self, heap, monkeypatch):
+        made = fill(heap, [1000])
+        heap.sleep()
+        heap.wake()
+        more = heap.allocate(UNIT)
+
+        def refuse(*_: object) -> None:
+            raise gdrpy.OutOfMemory("the host has no more memory")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("gdrpy.arena.blocks.page_locked", refuse)
+            with pytest.raises(gdrpy.OutOfMemory, match="the host"):
+                heap.sleep()
+        heap.free(more)
+        heap.sleep(unchanged=True)
+        heap.wake()
+        assert contents(made) == made
+
+    @pytest.mark.parametrize("keep", ["host", None])
+    def test_that_is_interrupted_when_it_is_done_wakes(self, heap, monkeypatch, keep):
+        made = fill(heap, [1000])
+
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(heap, "_require", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                heap.sleep()
+        assert heap.sleeping
+        heap.sleep(keep=keep)  # it sleeps already
+        heap.wake()
+        assert (heap.sleeping, contents(made)) == (False, made)
+
+    def test_keeps_the_block_that_another_thread_makes_meanwhile(self, heap, monkeypatch):
+        made = {}
+        make_host = heap._make_host
+
+        def late(nbytes: int) -> None:
+            if not made:
+                made.update(fill(heap, [1000]))
+            make_host(nbytes)
+
+        monkeypatch.setattr(heap, "_make_host", late)
+        heap.sleep()
+        heap.wake()
+        assert contents(made) == made
+
     def test_that_finds_no_memory_to_wake_sleeps_on_and_loses_nothing(self, heap):
         made = fill(heap, [UNIT, 4 * UNIT])
         heap.sleep()
@@ -280,7 +328,7 @@ class TestKept:
 class TestClosing:
     def test_is_refused_while_there_are_blocks(self, heap):
         heap.allocate(1)
-        with pytest.raises(BufferError, match=r"Heap\.close: 1 blocks with 2097152 bytes"):
+        with pytest.raises(BufferError, match=r"Heap\.close: 1 block with 2097152 bytes"):
             heap.close()
 
     def test_frees_its_addresses_when_the_last_block_is_gone(self):
@@ -311,7 +359,7 @@ class TestClosing:
 
 def test_it_tells_what_it_has(heap):
     heap.allocate(1)
-    assert repr(heap) == "<Heap on GPU 0, 2097152 used in 1 blocks>"
+    assert repr(heap) == "<Heap on GPU 0, 2097152 used in 1 block>"
 
 
 def test_of_a_device_that_is_none_is_refused():

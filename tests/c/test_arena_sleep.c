@@ -107,8 +107,18 @@ static int unmap(uint64_t start, size_t nbytes)
 	return 0;
 }
 
+/* Another arena, in which each copy makes and frees a block; 0 is none. */
+static int other;
+
+static void use_other(void)
+{
+	if (other)
+		CHECK_EQ(gdrpy_arena_free(other, gdrpy_arena_allocate(other, 1)), 0);
+}
+
 static int to_host(void *host, uint64_t start, size_t nbytes)
 {
+	use_other();
 	CHECK(current == &context_of_calls && all(accessible, start, nbytes, true));
 	if (fails(&before_copy))
 		return INVALID_VALUE;
@@ -233,10 +243,10 @@ static void sleeper_gives_all_memory_back_and_wakes_with_the_contents(void)
 	two = allocate(UNIT, 2);
 	three = allocate(3 * UNIT, 3);
 	free_block(two);
-	CHECK_EQ(gdrpy_arena_sleep(0, host, sizeof(host), false), 0);
+	CHECK_EQ(gdrpy_arena_sleep(0, true, host, sizeof(host), false), 0);
 	CHECK_EQ(free_units, UNITS);
 	CHECK_EQ(gdrpy_arena_allocate(0, UNIT), 0);
-	CHECK_EQ(gdrpy_arena_sleep(0, host, sizeof(host), false), 0);
+	CHECK_EQ(gdrpy_arena_sleep(0, true, host, sizeof(host), false), 0);
 	CHECK_EQ(gdrpy_arena_wake(0, host), 0);
 	CHECK_EQ(gdrpy_arena_wake(0, host), 0);
 	CHECK_EQ(free_units, UNITS - 5);
@@ -255,7 +265,7 @@ static void sleeper_lets_blocks_be_freed(void)
 	new_arena();
 	one = allocate(UNIT, 1);
 	two = allocate(UNIT, 2);
-	CHECK_EQ(gdrpy_arena_sleep(0, host, sizeof(host), false), 0);
+	CHECK_EQ(gdrpy_arena_sleep(0, true, host, sizeof(host), false), 0);
 	gdrpy_arena_free_0(one, UNIT, 0, NULL);
 	CHECK_EQ(gdrpy_arena_wake(0, host), 0);
 	CHECK_EQ(free_units, UNITS - 1);
@@ -271,23 +281,23 @@ static void sleeper_copies_again_unless_all_blocks_are_unchanged(void)
 
 	new_arena();
 	one = allocate(UNIT, 1);
-	CHECK_EQ(gdrpy_arena_sleep(0, host, sizeof(host), true), 0); /* has no copy yet */
+	CHECK_EQ(gdrpy_arena_sleep(0, true, host, sizeof(host), true), 0); /* has no copy yet */
 	CHECK_EQ(gdrpy_arena_wake(0, host), 0);
 	check_content(one, UNIT, 1);
 	before_copy = 0;
-	CHECK_EQ(gdrpy_arena_sleep(0, host, sizeof(host), true), 0); /* does not copy */
+	CHECK_EQ(gdrpy_arena_sleep(0, true, host, sizeof(host), true), 0); /* does not copy */
 	before_copy = -1;
 	CHECK_EQ(gdrpy_arena_wake(0, host), 0);
 	two = allocate(UNIT, 2);
-	CHECK_EQ(gdrpy_arena_sleep(0, host, sizeof(host), true), 0);
+	CHECK_EQ(gdrpy_arena_sleep(0, true, host, sizeof(host), true), 0);
 	CHECK_EQ(gdrpy_arena_wake(0, host), 0);
 	check_content(one, UNIT, 1);
 	check_content(two, UNIT, 2);
 	memset(one, 4, UNIT);
-	CHECK_EQ(gdrpy_arena_sleep(0, host, sizeof(host), false), 0);
+	CHECK_EQ(gdrpy_arena_sleep(0, true, host, sizeof(host), false), 0);
 	CHECK_EQ(gdrpy_arena_wake(0, host), 0);
 	check_content(one, UNIT, 4);
-	CHECK_EQ(gdrpy_arena_sleep(0, NULL, 0, false), 0); /* drops the contents */
+	CHECK_EQ(gdrpy_arena_sleep(0, false, NULL, 0, false), 0); /* drops the contents */
 	CHECK_EQ(gdrpy_arena_wake(0, NULL), 0);
 	check_content(one, UNIT, 0xee);
 	free_block(one);
@@ -303,15 +313,17 @@ static void arena_that_cannot_sleep_stays_awake_with_its_contents(void)
 	new_arena();
 	one = allocate(UNIT, 1);
 	two = allocate(UNIT, 2);
-	CHECK_EQ(gdrpy_arena_sleep(0, host, UNIT, false), -ENOSPC);
+	CHECK_EQ(gdrpy_arena_sleep(0, true, host, UNIT, false), -ENOSPC);
+	CHECK_EQ(gdrpy_arena_sleep(0, true, NULL, 0, false), -ENOSPC);
 	for (int copies = 0; copies < 2; copies++) {
 		before_copy = copies;
-		CHECK_EQ(gdrpy_arena_sleep(0, host, sizeof(host), false), INVALID_VALUE);
+		CHECK_EQ(gdrpy_arena_sleep(0, true, host, sizeof(host), false), INVALID_VALUE);
 	}
 	before_copy = -1;
 	CHECK_EQ(free_units, UNITS - 2);
 	check_content(one, UNIT, 1);
-	CHECK_EQ(gdrpy_arena_sleep(0, host, sizeof(host), true), 0); /* the copies were no good */
+	CHECK_EQ(gdrpy_arena_sleep(0, true, host, sizeof(host), true),
+		 0); /* the copies were no good */
 	CHECK_EQ(gdrpy_arena_wake(0, host), 0);
 	check_content(one, UNIT, 1);
 	check_content(two, UNIT, 2);
@@ -329,7 +341,7 @@ static void arena_that_cannot_wake_sleeps_on_and_loses_nothing(void)
 	new_arena();
 	one = allocate(UNIT, 1);
 	two = allocate(UNIT, 2);
-	CHECK_EQ(gdrpy_arena_sleep(0, host, sizeof(host), false), 0);
+	CHECK_EQ(gdrpy_arena_sleep(0, true, host, sizeof(host), false), 0);
 	for (int i = 0; i < 8; i++) {
 		*reasons[i / 2] = i % 2;
 		CHECK(gdrpy_arena_wake(0, host));
@@ -347,11 +359,28 @@ static void arena_that_cannot_wake_sleeps_on_and_loses_nothing(void)
 static void arena_over_memory_of_others_neither_sleeps_nor_wakes(void)
 {
 	CHECK_EQ(gdrpy_arena_open((uintptr_t)range, SIZE, 0, NULL, NULL), 0);
-	CHECK_EQ(gdrpy_arena_sleep(0, NULL, 0, false), -EINVAL);
+	CHECK_EQ(gdrpy_arena_sleep(0, false, NULL, 0, false), -EINVAL);
 	CHECK_EQ(gdrpy_arena_wake(0, NULL), -EINVAL);
 	CHECK_EQ(gdrpy_arena_close(0), 0);
-	CHECK_EQ(gdrpy_arena_sleep(0, NULL, 0, false), -EINVAL);
+	CHECK_EQ(gdrpy_arena_sleep(0, false, NULL, 0, false), -EINVAL);
 	CHECK_EQ(gdrpy_arena_wake(64, NULL), -EINVAL);
+}
+
+static void sleeper_keeps_no_other_arena_waiting(void)
+{
+	char host[UNIT];
+	char *block;
+
+	new_arena();
+	other = gdrpy_arena_open(UNIT, UNIT, 0, NULL, NULL);
+	CHECK_EQ(other, 1);
+	block = allocate(UNIT, 1);
+	CHECK_EQ(gdrpy_arena_sleep(0, true, host, sizeof(host), false), 0);
+	CHECK_EQ(gdrpy_arena_wake(0, host), 0);
+	free_block(block);
+	CHECK_EQ(gdrpy_arena_close(other), 0);
+	other = 0;
+	end_arena();
 }
 
 static void *churn(void *unused)
@@ -376,7 +405,7 @@ static void threads_may_make_blocks_while_the_arena_sleeps_and_wakes(void)
 	for (int i = 0; i < 3; i++)
 		CHECK_EQ(pthread_create(&threads[i], NULL, churn, NULL), 0);
 	for (int i = 0; i < 200; i++) {
-		CHECK_EQ(gdrpy_arena_sleep(0, host, sizeof(host), false), 0);
+		CHECK_EQ(gdrpy_arena_sleep(0, true, host, sizeof(host), false), 0);
 		CHECK_EQ(gdrpy_arena_wake(0, host), 0);
 	}
 	for (int i = 0; i < 3; i++)
@@ -394,4 +423,5 @@ CHECK_MAIN(TEST(blocks_have_memory_from_their_beginning_to_their_end),
 	   TEST(arena_that_cannot_sleep_stays_awake_with_its_contents),
 	   TEST(arena_that_cannot_wake_sleeps_on_and_loses_nothing),
 	   TEST(arena_over_memory_of_others_neither_sleeps_nor_wakes),
+	   TEST(sleeper_keeps_no_other_arena_waiting),
 	   TEST(threads_may_make_blocks_while_the_arena_sleeps_and_wakes))

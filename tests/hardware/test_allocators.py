@@ -158,7 +158,7 @@ class TestTorchPool:
         pool = gdrpy.torch.Pool(region)
         with pool.use():
             tensor = torch.zeros(100, device="cuda")
-        with pytest.raises(BufferError, match=r"Arena\.close: 1 blocks with 2097152 bytes"):
+        with pytest.raises(BufferError, match=r"Arena\.close: 1 block with 2097152 bytes in use"):
             pool.close()
         with pytest.raises(BufferError):
             region.close()

@@ -7,26 +7,48 @@
 #include <stdlib.h>
 #include <string.h>
 
-/*
- * One lock for all, because a fork must find every arena consistent. It is held for microseconds,
- * except while blocks get memory, sleep or wake.
- */
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct arena arenas[GDRPY_ARENA_SLOTS];
 
-void arena_lock(void)
+/*
+ * A lock for each slot. It is held for microseconds, except while blocks get memory, sleep or wake.
+ * A fork takes all of them: its child must find every arena consistent.
+ */
+static pthread_mutex_t locks[GDRPY_ARENA_SLOTS] = {
+	[0 ... GDRPY_ARENA_SLOTS - 1] = PTHREAD_MUTEX_INITIALIZER,
+};
+
+static void lock_all(void)
 {
-	pthread_mutex_lock(&lock);
+	for (int slot = 0; slot < GDRPY_ARENA_SLOTS; slot++)
+		pthread_mutex_lock(&locks[slot]);
 }
 
-void arena_unlock(void)
+static void unlock_all(void)
 {
-	pthread_mutex_unlock(&lock);
+	for (int slot = 0; slot < GDRPY_ARENA_SLOTS; slot++)
+		pthread_mutex_unlock(&locks[slot]);
 }
 
 static void __attribute__((constructor)) watch_forks(void)
 {
-	pthread_atfork(arena_lock, arena_unlock, arena_unlock);
+	pthread_atfork(lock_all, unlock_all, unlock_all);
+}
+
+struct arena *arena_enter(int slot)
+{
+	if (slot < 0 || slot >= GDRPY_ARENA_SLOTS)
+		return NULL;
+	pthread_mutex_lock(&locks[slot]);
+	if (arenas[slot].open)
+		return &arenas[slot];
+	pthread_mutex_unlock(&locks[slot]);
+	return NULL;
+}
+
+void arena_leave(struct arena *arena)
+{
+	if (arena)
+		pthread_mutex_unlock(&locks[arena - arenas]);
 }
 
 static uint64_t align_up(uint64_t value, uint64_t unit)
@@ -34,42 +56,39 @@ static uint64_t align_up(uint64_t value, uint64_t unit)
 	return (value + unit - 1) / unit * unit;
 }
 
-struct arena *arena_find(int slot)
-{
-	return slot >= 0 && slot < GDRPY_ARENA_SLOTS && arenas[slot].open ? &arenas[slot] : NULL;
-}
-
 int gdrpy_arena_open(uint64_t start, uint64_t nbytes, int device,
 		     const struct gdrpy_arena_driver *driver,
 		     const struct gdrpy_arena_memory *memory)
 {
 	uint64_t unit = memory ? memory->unit : GDRPY_ARENA_ALIGNMENT;
-	int slot = 0;
 
-	arena_lock();
-	while (slot < GDRPY_ARENA_SLOTS && arenas[slot].open)
-		slot++;
-	if (slot < GDRPY_ARENA_SLOTS)
-		arenas[slot] = (struct arena){
-			.open = true,
-			.device = device,
-			.unit = unit,
-			.driver = driver ? *driver : (struct gdrpy_arena_driver){0},
-			.memory = memory ? *memory : (struct gdrpy_arena_memory){0},
-			.start = align_up(start, unit),
-			.end = start + nbytes,
-		};
-	arena_unlock();
-	return slot < GDRPY_ARENA_SLOTS ? slot : -EMFILE;
+	for (int slot = 0; slot < GDRPY_ARENA_SLOTS; slot++) {
+		bool free;
+
+		pthread_mutex_lock(&locks[slot]);
+		free = !arenas[slot].open;
+		if (free)
+			arenas[slot] = (struct arena){
+				.open = true,
+				.device = device,
+				.unit = unit,
+				.driver = driver ? *driver : (struct gdrpy_arena_driver){0},
+				.memory = memory ? *memory : (struct gdrpy_arena_memory){0},
+				.start = align_up(start, unit),
+				.end = start + nbytes,
+			};
+		pthread_mutex_unlock(&locks[slot]);
+		if (free)
+			return slot;
+	}
+	return -EMFILE;
 }
 
 int gdrpy_arena_close(int slot)
 {
-	struct arena *arena;
+	struct arena *arena = arena_enter(slot);
 	int ret = -EBUSY;
 
-	arena_lock();
-	arena = arena_find(slot);
 	if (!arena) {
 		ret = -EINVAL;
 	} else if (!arena->count) {
@@ -77,7 +96,7 @@ int gdrpy_arena_close(int slot)
 		*arena = (struct arena){0};
 		ret = 0;
 	}
-	arena_unlock();
+	arena_leave(arena);
 	return ret;
 }
 
@@ -146,14 +165,12 @@ static uint64_t carve(struct arena *arena, uint64_t nbytes)
 
 uint64_t gdrpy_arena_allocate(int slot, uint64_t nbytes)
 {
-	struct arena *arena;
+	struct arena *arena = arena_enter(slot);
 	uint64_t start = 0;
 
-	arena_lock();
-	arena = arena_find(slot);
 	if (arena)
 		start = carve(arena, nbytes);
-	arena_unlock();
+	arena_leave(arena);
 	return start;
 }
 
@@ -183,29 +200,25 @@ static int give_back(struct arena *arena, uint64_t address)
 
 int gdrpy_arena_free(int slot, uint64_t address)
 {
-	struct arena *arena;
+	struct arena *arena = arena_enter(slot);
 	int ret = -EINVAL;
 
-	arena_lock();
-	arena = arena_find(slot);
 	if (arena)
 		ret = give_back(arena, address);
-	arena_unlock();
+	arena_leave(arena);
 	return ret;
 }
 
 uint64_t gdrpy_arena_blocks(int slot, struct gdrpy_arena_block *blocks, uint64_t room)
 {
-	struct arena *arena;
+	struct arena *arena = arena_enter(slot);
 	uint64_t count = 0;
 
-	arena_lock();
-	arena = arena_find(slot);
 	if (arena)
 		count = arena->count < room ? arena->count : room;
 	if (count)
 		memcpy(blocks, arena->blocks, count * sizeof(*blocks));
-	arena_unlock();
+	arena_leave(arena);
 	return count;
 }
 
@@ -214,28 +227,26 @@ void gdrpy_arena_usage(int slot, struct gdrpy_arena_usage *usage)
 	struct arena *arena;
 
 	*usage = (struct gdrpy_arena_usage){0};
-	arena_lock();
-	arena = arena_find(slot);
+	arena = arena_enter(slot);
 	if (arena) {
 		usage->used = arena->used;
 		usage->blocks = arena->count;
+		usage->sleeping = arena->sleeping;
 		for (size_t i = 0; i <= arena->count; i++)
 			if (arena_size(gap(arena, i)) > usage->largest)
 				usage->largest = arena_size(gap(arena, i));
 	}
-	arena_unlock();
+	arena_leave(arena);
 }
 
 void *gdrpy_arena_allocate_for(int slot, int64_t nbytes, int device)
 {
-	struct arena *arena;
+	struct arena *arena = arena_enter(slot);
 	uint64_t start = 0;
 
-	arena_lock();
-	arena = arena_find(slot);
 	if (arena && arena->device == device && nbytes >= 0)
 		start = carve(arena, (uint64_t)nbytes);
-	arena_unlock();
+	arena_leave(arena);
 	return (void *)(uintptr_t)start;
 }
 
@@ -261,11 +272,10 @@ void gdrpy_arena_free_for(int slot, void *block, void *stream)
 
 	if (!block)
 		return;
-	arena_lock();
-	arena = arena_find(slot);
+	arena = arena_enter(slot);
 	if (arena)
 		driver = arena->driver;
-	arena_unlock();
+	arena_leave(arena);
 	if (driver.wait)
 		wait_for(&driver, stream);
 	if (gdrpy_arena_free(slot, (uint64_t)(uintptr_t)block))

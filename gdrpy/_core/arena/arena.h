@@ -59,6 +59,7 @@ struct gdrpy_arena_usage {
 	uint64_t used; /* bytes, in blocks */
 	uint64_t blocks;
 	uint64_t largest; /* bytes of the largest free piece */
+	uint64_t sleeping;
 };
 
 /*
@@ -86,12 +87,14 @@ GDRPY_ARENA_API uint64_t gdrpy_arena_blocks(int slot, struct gdrpy_arena_block *
 GDRPY_ARENA_API void gdrpy_arena_usage(int slot, struct gdrpy_arena_usage *usage);
 
 /*
- * Take the memory of the blocks back, after copying their contents to `room` bytes at `host`, which
- * is NULL to drop them. With `unchanged` the copies of the last sleep serve again, if `host` has
- * one of every block. Returns 0, or the arena stays awake: -ENOSPC if `room` is too small, -EINVAL
- * if the arena's blocks have no memory of their own or its context is gone, or a CUresult.
+ * Take the memory of the blocks back, after copying their contents to `room` bytes at `host` if
+ * `keep` says so; else they are dropped. With `unchanged` the copies of the last sleep serve again,
+ * which `host` must have, if there is one of every block. Returns 0, or the arena stays awake:
+ * -ENOSPC if `room` is too small, -EINVAL if the arena's blocks have no memory of their own or its
+ * context is gone, or a CUresult.
  */
-GDRPY_ARENA_API int gdrpy_arena_sleep(int slot, void *host, uint64_t room, bool unchanged);
+GDRPY_ARENA_API int gdrpy_arena_sleep(int slot, bool keep, void *host, uint64_t room,
+				      bool unchanged);
 
 /*
  * Give the blocks memory again, with the contents that `host` has of them. Returns 0, or

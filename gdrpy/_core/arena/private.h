@@ -18,11 +18,9 @@ struct arena {
 	uint64_t used;
 };
 
-void arena_lock(void);
-void arena_unlock(void);
-
-/* The open arena of a slot, else NULL; called with the lock held, as what follows. */
-struct arena *arena_find(int slot);
+/* The open arena of a slot, locked, else NULL. What follows is called with the lock held. */
+struct arena *arena_enter(int slot);
+void arena_leave(struct arena *arena); /* or NULL */
 
 /* Rounding the start of a free piece up may move it past the end. */
 static inline uint64_t arena_size(struct gdrpy_arena_block piece)

@@ -60,11 +60,11 @@ static int keep(struct arena *arena, char *host)
 	return result;
 }
 
-static int fall_asleep(struct arena *arena, char *host, uint64_t room, bool unchanged)
+static int fall_asleep(struct arena *arena, bool wanted, char *host, uint64_t room, bool unchanged)
 {
 	int result = 0;
 
-	if (!host)
+	if (!wanted)
 		forget(arena);
 	else if (arena->used > room)
 		return -ENOSPC;
@@ -107,32 +107,30 @@ static int wake_up(struct arena *arena, const char *host)
 /* The arena of a slot, locked, with its context current; NULL if there is none. */
 static struct arena *begin(int slot)
 {
-	struct arena *arena;
+	struct arena *arena = arena_enter(slot);
 
-	arena_lock();
-	arena = arena_find(slot);
 	if (arena && arena->memory.create && !arena->driver.push(arena->driver.context))
 		return arena;
-	arena_unlock();
+	arena_leave(arena);
 	return NULL;
 }
 
-static void end(const struct arena *arena)
+static void end(struct arena *arena)
 {
 	void *context;
 
 	arena->driver.pop(&context);
-	arena_unlock();
+	arena_leave(arena);
 }
 
-int gdrpy_arena_sleep(int slot, void *host, uint64_t room, bool unchanged)
+int gdrpy_arena_sleep(int slot, bool keep, void *host, uint64_t room, bool unchanged)
 {
 	struct arena *arena = begin(slot);
 	int result;
 
 	if (!arena)
 		return -EINVAL;
-	result = arena->sleeping ? 0 : fall_asleep(arena, host, room, unchanged);
+	result = arena->sleeping ? 0 : fall_asleep(arena, keep, host, room, unchanged);
 	end(arena);
 	return result;
 }

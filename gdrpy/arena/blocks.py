@@ -179,8 +179,8 @@ class Blocks(Resource):
         if not _give_back(self._slot, self._end):
             raise BufferError(
                 f"{type(self).__name__}.close: {counted(usage.blocks, 'block')} with {usage.used} "
-                f"bytes in use: delete the tensors and arrays in them first, and have their library free "
-                f"what it caches"
+                f"bytes in use: delete the tensors and arrays in them first, and have their "
+                f"library free what it caches"
             )
 
     def _release_with_users(self) -> bool:

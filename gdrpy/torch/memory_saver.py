@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -25,18 +26,55 @@ _Key = tuple[str, bool, int, Any]
 class TorchMemorySaver:
     """Tensors that give their GPU memory back by tag, and come back at the same addresses.
 
-    Names and arguments are those of torch_memory_saver 0.0.10. There are no hook modes: nothing is
-    preloaded, and captured graphs can be paused in each. Backups lie in page-locked host memory,
-    which is kept for the next pause.
+    Names and arguments are those of torch_memory_saver 0.0.10. The hook modes are alike: nothing is
+    preloaded, and captured graphs can be paused in both. Backups lie in page-locked host memory,
+    which is kept for the next pause. What is not there raises ValueError.
     """
 
     enabled = True
-    hook_mode = "torch"
 
     def __init__(self) -> None:
         self._pools: dict[_Key, Pool] = {}
+        #: The graphs of those that are for graphs.
+        self._graphs: dict[_Key, WeakSet[torch.cuda.CUDAGraph]] = {}
+        #: Blocks of region() and cuda_graph() that run.
+        self._running = 0
         self._lock = threading.Lock()
         self._thread = _Thread()
+
+    @property
+    def hook_mode(self) -> str:
+        """The mode "torch"; "preload" may be set, and changes nothing."""
+        return "torch"
+
+    @hook_mode.setter
+    def hook_mode(self, mode: str) -> None:
+        if mode not in ("torch", "preload"):
+            raise ValueError(f'hook_mode must be "torch" or "preload", not {mode!r}')
+
+    @property
+    def retain_cpu_backup(self) -> bool:
+        """False: a backup can be had while its tensors are paused."""
+        return False
+
+    @retain_cpu_backup.setter
+    def retain_cpu_backup(self, value: bool) -> None:
+        if value:
+            raise ValueError("retain_cpu_backup: a backup can be had only before resume()")
+
+    @property
+    def memory_margin_bytes(self) -> int:
+        """0: there is no margin."""
+        return 0
+
+    @memory_margin_bytes.setter
+    def memory_margin_bytes(self, value: int) -> None:
+        if value:
+            raise ValueError("memory_margin_bytes: no memory is held back: set 0")
+
+    def set_disk_backup_dir(self, path: str) -> None:
+        """Raise ValueError."""
+        raise ValueError(f"set_disk_backup_dir: there is no disk backup, so not to {path!r}")
 
     @contextmanager
     def region(
@@ -58,9 +96,9 @@ class TorchMemorySaver:
         """
         if enable_disk_backup:
             raise ValueError("region: there is no disk backup: take enable_cpu_backup=True")
-        _check_backend("region", cpu_backup_backend)
-        pool = self._pool(tag, enable_cpu_backup)
-        with pool.use():
+        _check_backend("region", enable_cpu_backup, cpu_backup_backend)
+        pool = self._pool((tag, enable_cpu_backup, torch.cuda.current_device(), None))
+        with self._run(), pool.use():
             self._thread.inside.append(pool)
             try:
                 yield
@@ -80,12 +118,35 @@ class TorchMemorySaver:
     ) -> Iterator[None]:
         """As torch.cuda.graph(); the memory of the graph can be paused.
 
-        Graphs of one tag share memory if they have the same ``pool``.
+        Args:
+            cuda_graph: The graph to capture.
+            pool: A graph pool's handle, which may be an earlier graph's ``pool()``. Graphs of one
+                tag with the same pool share memory, which is freed with the last of them.
+            stream: The stream to capture on, as for torch.cuda.graph().
+            capture_error_mode: As for torch.cuda.graph().
+            tag: What :meth:`pause` and :meth:`resume` call the memory by.
+            enable_cpu_backup: Whether its contents come back.
+            cpu_backup_backend: "pinned" or None.
         """
-        _check_backend("cuda_graph", cpu_backup_backend)
-        graphs = self._pool(tag, enable_cpu_backup, id(cuda_graph) if pool is None else pool)
-        with torch.cuda.graph(cuda_graph, graphs.mem_pool.id, stream, capture_error_mode):
-            yield
+        _check_backend("cuda_graph", enable_cpu_backup, cpu_backup_backend)
+        with self._run():
+            key = self._key_of(tag, enable_cpu_backup, pool)
+            graphs = self._pool(key)
+            with self._lock:
+                self._graphs.setdefault(key, WeakSet()).add(cuda_graph)
+            with torch.cuda.graph(cuda_graph, graphs.mem_pool.id, stream, capture_error_mode):
+                yield
+
+    def _key_of(self, tag: str, kept: bool, pool: Any) -> _Key:
+        """The key of the pool for a graph: one of its own without ``pool``."""
+        device = torch.cuda.current_device()
+        if pool is None:
+            return tag, kept, device, object()
+        with self._lock:
+            for key in self._graphs:
+                if key[:3] == (tag, kept, device) and self._pools[key].mem_pool.id == pool:
+                    return key
+        return tag, kept, device, pool
 
     @contextmanager
     def disable(self) -> Iterator[None]:
@@ -109,6 +170,7 @@ class TorchMemorySaver:
 
         Make no tensors of it meanwhile, and use none.
         """
+        self._drop_unused()
         for (_, kept, _, _), pool in self._of(tag):
             pool.sleep("host" if kept else None)
 
@@ -137,8 +199,30 @@ class TorchMemorySaver:
             f"contiguous, or not one that was made inside `with region():`"
         )
 
-    def _pool(self, tag: str, kept: bool, graph_pool: Any = None) -> Pool:
-        key = tag, kept, torch.cuda.current_device(), graph_pool
+    @contextmanager
+    def _run(self) -> Iterator[None]:
+        """Count a block that runs."""
+        with self._lock:
+            self._running += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._running -= 1
+            self._drop_unused()
+
+    def _drop_unused(self) -> None:
+        """Drop the pools whose graphs are gone.
+
+        Not while anything is captured or made in a pool: torch aborts if a pool ends then.
+        """
+        with self._lock:
+            if self._running or torch.cuda.is_current_stream_capturing():
+                return
+            for key in [key for key, graphs in self._graphs.items() if not graphs]:
+                del self._graphs[key], self._pools[key]
+
+    def _pool(self, key: _Key) -> Pool:
         with self._lock:
             if key not in self._pools:
                 self._pools[key] = Pool(Heap(key[2]))
@@ -156,7 +240,9 @@ class _Thread(threading.local):
         self.inside: list[Pool] = []
 
 
-def _check_backend(call: str, backend: str | None) -> None:
+def _check_backend(call: str, kept: bool, backend: str | None) -> None:
+    if backend is not None and not kept:
+        raise ValueError(f"{call}: cpu_backup_backend={backend!r} needs enable_cpu_backup=True")
     if backend not in (None, "pinned"):
         raise ValueError(f'{call}: cpu_backup_backend must be "pinned" or None, not {backend!r}')
 

@@ -152,6 +152,54 @@ class TestGraph:
         assert answers == [2, 3]
         del graph, graphs
 
+    def test_shares_memory_with_the_graph_whose_pool_it_names(self, torch, saver):
+        source, result = torch.ones(COUNT, device="cuda"), torch.zeros(COUNT, device="cuda")
+        torch.cuda.synchronize()
+        first, second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        with saver.cuda_graph(first, tag="graph"):
+            result.copy_(source * 2)
+        with saver.cuda_graph(second, pool=first.pool(), tag="graph"):
+            result.copy_(source * 3)
+        assert len(saver._pools) == 1
+        second.replay()
+        assert float(result.mean()) == 3
+        first.reset()
+        second.reset()
+        del first, second
+
+    def test_frees_its_memory_with_its_last_use(self, torch, saver):
+        source, result = torch.ones(COUNT, device="cuda"), torch.zeros(COUNT, device="cuda")
+        before = free(torch)
+        for _ in range(70):  # more than there are heaps
+            graph = torch.cuda.CUDAGraph()
+            with saver.cuda_graph(graph):
+                result.copy_(source * 2)
+            graph.reset()
+            del graph
+        saver.pause()
+        saver.resume()
+        assert (len(saver._pools), free(torch)) == (0, before)
+
+
+class TestWhatIsNotThere:
+    @pytest.mark.parametrize(
+        "use",
+        [
+            lambda saver: saver.region(enable_disk_backup=True).__enter__(),
+            lambda saver: saver.region(cpu_backup_backend="pinned").__enter__(),
+            lambda saver: saver.region(
+                enable_cpu_backup=True, cpu_backup_backend="mmap"
+            ).__enter__(),
+            lambda saver: setattr(saver, "retain_cpu_backup", True),
+            lambda saver: setattr(saver, "memory_margin_bytes", 1),
+            lambda saver: setattr(saver, "hook_mode", "other"),
+            lambda saver: saver.set_disk_backup_dir("/tmp"),
+        ],
+    )
+    def test_is_refused(self, saver, use):
+        with pytest.raises(ValueError, match=":|must be"):
+            use(saver)
+
 
 def test_frameworks_find_it(torch):
     code = (

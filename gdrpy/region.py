@@ -18,7 +18,7 @@ from gdrpy.memory.choice import attach_export, open_export, own_export
 from gdrpy.memory.descriptors import fork_lock, private_duplicate
 from gdrpy.memory.file import HOST_LOCATION, MemoryFile
 from gdrpy.memory.gpu import GpuMemory
-from gdrpy.memory.memory import DETACHED, Memory
+from gdrpy.memory.memory import ATTACH, DETACHED, Memory
 from gdrpy.memory.sending import CALL as RECEIVING
 from gdrpy.memory.sending import received, travel
 from gdrpy.memory.view import Mapping, Travel
@@ -99,6 +99,9 @@ class Region(Shown):
     its memory alive when only the Region object is dropped. Dropped GPU memory stays until the work
     queued by then is done.
     """
+
+    #: What brings the memory back while it is detached.
+    _remedy = ATTACH
 
     def __init__(self, memory: Memory, nbytes: int, cpu: bool, readonly: bool) -> None:
         super().__init__(memory, nbytes, memory.ptr, bool(readonly))
@@ -396,7 +399,7 @@ class Region(Shown):
     def _check(self, call: str, /) -> None:
         super()._check(call)
         if self._memory.detached:
-            raise Detached(f"{call}: {DETACHED}")
+            raise Detached(f"{call}: {DETACHED}: {self._remedy}")
 
     def _release_with_users(self) -> bool:
         if not self._memory.detached:

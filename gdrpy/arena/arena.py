@@ -12,6 +12,7 @@ from gdrpy.common.arguments import as_range
 from gdrpy.common.resource import Hold
 from gdrpy.common.sizes import counted, told_size
 from gdrpy.errors import OutOfMemory
+from gdrpy.memory.memory import ATTACH
 from gdrpy.region import Region, alloc, wait_for_work
 
 #: A range of the region: its offset and its bytes.
@@ -37,7 +38,8 @@ class Arena(Blocks):
     next arena is made. An arena that slept frees its host memory when it is closed, which waits for
     all running kernels.
 
-    Raises MissingView without the GPU view, ValueError outside the region, Sealed and ReadOnly
+    Raises MissingView without the GPU view, ValueError outside the region or where it has another
+    arena, Sealed and ReadOnly
     if the region may not be written, OutOfMemory if 64 arenas are open.
     """
 
@@ -109,6 +111,7 @@ class Arena(Blocks):
             try:
                 self._sleeping = True
                 region.detach()
+                region._remedy = "wake() its arena first"
             except BaseException:
                 self._sleeping = before or region.detached
                 raise
@@ -138,6 +141,7 @@ class Arena(Blocks):
                     region.detach()
                 raise
             self._sleeping = False
+            region._remedy = ATTACH
 
     def _whole_region(self, call: str) -> Region:
         """The region, if it may sleep. Raises ValueError."""

@@ -47,6 +47,11 @@ class Blocks(Resource):
         """``end`` runs after the last block is gone. ``memory`` gives each block its own."""
         release_abandoned()
         slot = library().gdrpy_arena_open(start, nbytes, device, _driver(device), memory)
+        if slot == -errno.EEXIST:
+            raise ValueError(
+                f"{type(self).__name__}: another arena has part of these {nbytes} bytes at "
+                f"{start:#x}: share that one, or take another part of the region"
+            )
         if slot < 0:
             raise OutOfMemory(
                 f"{type(self).__name__}: this process already has 64 arenas and heaps, the limit: "

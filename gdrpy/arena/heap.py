@@ -9,7 +9,7 @@ from gdrpy import cuda
 from gdrpy._core._mapping import Undo
 from gdrpy.arena.blocks import NOT_KEPT, Blocks, Memory, functions, library
 from gdrpy.common.sizes import counted, told_size
-from gdrpy.errors import OutOfMemory
+from gdrpy.errors import Detached, OutOfMemory
 from gdrpy.memory import reclaim, vmm
 from gdrpy.memory.view import Mapping
 
@@ -54,8 +54,13 @@ class Heap(Blocks):
         return bool(self._usage().sleeping)
 
     def _without_room(self, call: str, size: int) -> int:
-        if reclaim.reclaim(self.device, wait=True):
-            return self.allocate(size)
+        with self._turn:  # it may have slept when the library was asked
+            if self._is_asleep():
+                raise Detached(f"{call}: the heap sleeps: wake() it first")
+            reclaim.reclaim(self.device, wait=True)
+            address = int(library().gdrpy_arena_allocate(self._slot, size))
+        if address:
+            return address
         usage = self._usage()
         raise OutOfMemory(
             f"{call}: GPU {self.device} has no {told_size(size)} left: this heap has "

@@ -13,7 +13,8 @@ from gdrpy.memory.descriptors import duplicate
 from gdrpy.memory.view import Mapping
 
 #: What is wrong with a detached region, and the remedy.
-DETACHED = "the region is detached, and only its GPU addresses are kept: attach() it first"
+DETACHED = "the region is detached, and only its GPU addresses are kept"
+ATTACH = "attach() it first"
 
 #: Called before close() checks whether memory is in use: each releases holds that have ended.
 settle: list[Callable[[], None]] = []
@@ -89,7 +90,7 @@ class Memory(Owner, ABC):
     def _check(self, call: str, /) -> None:
         super()._check(call)
         if self.detached:
-            raise Detached(f"{call}: {DETACHED}")
+            raise Detached(f"{call}: {DETACHED}: {ATTACH}")
 
     @property
     def busy(self) -> int:

@@ -236,10 +236,19 @@ class TestMaking:
     def test_more_than_64_is_refused(self, region):
         arenas = [gdrpy.Arena(region, 512 * number, 512) for number in range(64)]
         with pytest.raises(gdrpy.OutOfMemory, match="already has 64 arenas and heaps, the limit"):
-            gdrpy.Arena(region)
+            gdrpy.Arena(region, 512 * 64)
         for arena in arenas:
             arena.close()
         region.close()
+
+    def test_over_another_one_is_refused(self, region):
+        with gdrpy.Arena(region, 512, 1024):
+            for offset, nbytes in ((0, 1024), (512, 512), (1024, None), (0, None)):
+                with pytest.raises(ValueError, match="Arena: another arena has part of these"):
+                    gdrpy.Arena(region, offset, nbytes)
+            gdrpy.Arena(region, 0, 512).close()
+            gdrpy.Arena(region, 1536).close()
+        gdrpy.Arena(region).close()
 
     def test_outside_the_region_is_refused(self, region):
         with pytest.raises(ValueError, match="Arena: offset 1 "):

@@ -88,6 +88,30 @@ class TestBlocks:
             heap.allocate(free_nbytes() + UNIT)
         assert asked == [(0, True)]
 
+    def test_are_refused_if_the_heap_falls_asleep_just_before(self, heap, monkeypatch):
+        sleeps = heap._is_asleep
+
+        def late() -> bool:
+            monkeypatch.setattr(heap, "_is_asleep", sleeps)
+            heap.sleep()
+            return False
+
+        monkeypatch.setattr(heap, "_is_asleep", late)
+        with pytest.raises(gdrpy.Detached, match=r"Heap\.allocate: the heap sleeps: wake\(\) it"):
+            heap.allocate(1)
+
+    def test_are_made_if_the_heap_wakes_just_after_it_was_asked(self, heap, monkeypatch):
+        heap.sleep()
+        without_room = heap._without_room
+
+        def late(call: str, size: int) -> int:
+            heap.wake()
+            return without_room(call, size)
+
+        monkeypatch.setattr(heap, "_without_room", late)
+        monkeypatch.setattr(heap, "_is_asleep", lambda: False)
+        heap.free(heap.allocate(1))
+
     def test_that_are_none_are_not_freed(self, heap):
         block = heap.allocate(1)
         with pytest.raises(ValueError, match=r"Heap\.free: no block of this heap begins at"):

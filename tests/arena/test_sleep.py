@@ -80,6 +80,13 @@ class TestSleep:
         assert (arena.sleeping, region.detached, region.ptr) == (False, False, before)
         assert contents(arena, made) == made
 
+    def test_has_the_region_say_what_brings_it_back(self, arena, region):
+        arena.sleep()
+        with pytest.raises(gdrpy.Detached, match=r"Region\.read: .*: wake\(\) its arena first"):
+            region.read(1)
+        arena.wake()
+        assert len(region.read(1)) == 1
+
     def test_twice_is_sleep_and_so_is_wake(self, arena):
         made = fill(arena, [1000])
         arena.wake()

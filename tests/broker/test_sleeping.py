@@ -426,7 +426,7 @@ class TestSleepMany:
     def test_is_not_undone_by_another_sleeper(self, connected, region):
         connected.sleep_many([region])
         with pytest.raises(
-            gdrpy.NotFound, match="delete: there is no region of the name 'weights'"
+            gdrpy.NotFound, match=r"delete: the region 'weights' sleeps: broker.wake\('weights'\)"
         ):
             connected._ask_now(requests.Delete("weights", unheld=True, id=0), Reply)
         assert there(connected) == {"weights.host": "cpu"}
@@ -438,6 +438,27 @@ class TestSleepMany:
         connected.wake_many([region])
         connected.delete("weights")
         assert len(connected.list()) == 3
+
+
+class TestSleepingRegion:
+    def test_is_told_from_one_that_is_not_there(self, connected, region):
+        connected.sleep_many([region])
+        for call in (connected.get, connected.stat, connected.tensors):
+            with pytest.raises(gdrpy.NotFound, match=r"the region 'weights' sleeps: broker.wake"):
+                call("weights")
+        with pytest.raises(gdrpy.NotFound, match="there is no region of the name 'other'"):
+            connected.get("other")
+
+    def test_says_what_brings_it_back(self, connected, region):
+        connected.sleep_many([region])
+        with pytest.raises(
+            gdrpy.Detached, match=r"wake it by broker\.wake_many\(\[region\]\) first"
+        ):
+            region.read(1)
+        connected.wake_many([region])
+        region.detach()
+        with pytest.raises(gdrpy.Detached, match=r"attach\(\) it first"):
+            region.read(1)
 
 
 class TestWakeMany:
@@ -748,6 +769,28 @@ class TestOtherUsers:
                 client.wake("none")
             client.delete("weights")
             assert there(client) == {"none.host": "cpu", "weights.host": "cpu"}
+
+    def test_cannot_take_its_name_while_it_sleeps(self, shared: str):
+        def attempt() -> list[str]:
+            with gdrpy.connect(shared) as client:
+                return [
+                    _refusal(lambda: client.put("weights", DATA, gpu=False)),
+                    _refusal(lambda: client.allocate("weights", 4096, gpu=False)),
+                    _refusal(lambda: client.get("weights", gpu=False)),
+                ]
+
+        with gdrpy.connect(shared) as client, client.get("weights") as region:
+            client.sleep_many([region])
+            taken = "the name 'weights' is that of another user's region, which sleeps"
+            assert [said.partition(": take")[0] for said in as_user("other", attempt)] == [
+                f"PermissionDenied: publish: {taken}",
+                f"PermissionDenied: allocate: {taken}",
+                "NotFound: get: there is no region of the name 'weights'",
+            ]
+            client.wake_many([region])
+            assert holds_the_data(region)
+            client.delete("weights")
+        assert as_user("other", attempt)[0] == "done"
 
     def test_cannot_wake_it_as_their_own(self, shared: str):
         with gdrpy.connect(shared) as client, client.get("weights") as region:

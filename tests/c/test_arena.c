@@ -179,11 +179,12 @@ static void slots_run_out_and_are_used_again(void)
 {
 	for (int i = 0; i < GDRPY_ARENA_SLOTS; i++)
 		CHECK_EQ(gdrpy_arena_open(START + (uint64_t)i * UNIT, UNIT, i, NULL, NULL), i);
-	CHECK_EQ(gdrpy_arena_open(START, UNIT, 0, NULL, NULL), -EMFILE);
+	CHECK_EQ(gdrpy_arena_open(START + 64 * UNIT, UNIT, 0, NULL, NULL), -EMFILE);
+	CHECK_EQ(gdrpy_arena_open(START + 63 * UNIT, 2 * UNIT, 0, NULL, NULL), -EEXIST);
 	CHECK_EQ((uintptr_t)gdrpy_arena_alloc_63(1, 63, NULL), START + 63 * UNIT);
 	CHECK_EQ(gdrpy_arena_free(63, START + 63 * UNIT), 0);
 	CHECK_EQ(gdrpy_arena_close(17), 0);
-	CHECK_EQ(gdrpy_arena_open(START, UNIT, 0, NULL, NULL), 17);
+	CHECK_EQ(gdrpy_arena_open(START + 17 * UNIT, UNIT, 0, NULL, NULL), 17);
 	for (int i = 0; i < GDRPY_ARENA_SLOTS; i++)
 		CHECK_EQ(gdrpy_arena_close(i), 0);
 }

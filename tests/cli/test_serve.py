@@ -145,6 +145,20 @@ class TestEnd:
             status, _ = serving.ending()
         assert status == 0
 
+    def test_by_ctrl_c_on_a_terminal_is_asked_for_while_regions_sleep(
+        self, tmp_path: Path, terminal
+    ):
+        path = str(tmp_path / "b.sock")
+        serving = terminal("serve", "--socket", path, "--keeper", "none")
+        serving.wait_for("serving at ")
+        with gdrpy.connect(path) as client, client.put("kv", b"bytes", seal=True) as region:
+            client.sleep_many([region])
+            assert client.status()["leases"] == 0
+            serving.press("\x03")
+            assert serving.error_line().startswith("processes hold 1 region (4.0 KiB)")
+            serving.press("\x03")
+            assert serving.ending()[0] == 0
+
     def test_by_ctrl_c_on_a_terminal_comes_at_once_if_no_process_holds_a_region(
         self, tmp_path: Path, terminal
     ):

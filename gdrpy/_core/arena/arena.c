@@ -10,23 +10,35 @@
 static struct arena arenas[GDRPY_ARENA_SLOTS];
 
 /*
- * A lock for each slot. It is held for microseconds, except while blocks get memory, sleep or wake.
- * A fork takes all of them: its child must find every arena consistent.
+ * A lock for every fourth slot. It is held for microseconds, except while blocks get memory, sleep
+ * or wake. A fork takes all of them: its child must find every arena consistent.
  */
-static pthread_mutex_t locks[GDRPY_ARENA_SLOTS] = {
-	[0 ... GDRPY_ARENA_SLOTS - 1] = PTHREAD_MUTEX_INITIALIZER,
+#define LOCKS (GDRPY_ARENA_SLOTS / 4)
+
+static pthread_mutex_t locks[LOCKS] = {
+	[0 ... LOCKS - 1] = PTHREAD_MUTEX_INITIALIZER,
 };
+
+static pthread_mutex_t *lock_of(int slot)
+{
+	return &locks[slot % LOCKS];
+}
+
+/* Held by one who opens an arena, before the others. */
+static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 
 static void lock_all(void)
 {
-	for (int slot = 0; slot < GDRPY_ARENA_SLOTS; slot++)
-		pthread_mutex_lock(&locks[slot]);
+	pthread_mutex_lock(&opening);
+	for (int i = 0; i < LOCKS; i++)
+		pthread_mutex_lock(&locks[i]);
 }
 
 static void unlock_all(void)
 {
-	for (int slot = 0; slot < GDRPY_ARENA_SLOTS; slot++)
-		pthread_mutex_unlock(&locks[slot]);
+	for (int i = 0; i < LOCKS; i++)
+		pthread_mutex_unlock(&locks[i]);
+	pthread_mutex_unlock(&opening);
 }
 
 static void __attribute__((constructor)) watch_forks(void)
@@ -38,17 +50,17 @@ struct arena *arena_enter(int slot)
 {
 	if (slot < 0 || slot >= GDRPY_ARENA_SLOTS)
 		return NULL;
-	pthread_mutex_lock(&locks[slot]);
+	pthread_mutex_lock(lock_of(slot));
 	if (arenas[slot].open)
 		return &arenas[slot];
-	pthread_mutex_unlock(&locks[slot]);
+	pthread_mutex_unlock(lock_of(slot));
 	return NULL;
 }
 
 void arena_leave(struct arena *arena)
 {
 	if (arena)
-		pthread_mutex_unlock(&locks[arena - arenas]);
+		pthread_mutex_unlock(lock_of((int)(arena - arenas)));
 }
 
 static uint64_t align_up(uint64_t value, uint64_t unit)
@@ -56,32 +68,49 @@ static uint64_t align_up(uint64_t value, uint64_t unit)
 	return (value + unit - 1) / unit * unit;
 }
 
+/* The slot for an arena of these addresses, or why there is none; called by one who opens it. */
+static int choose(uint64_t start, uint64_t end)
+{
+	int chosen = -EMFILE;
+
+	for (int slot = GDRPY_ARENA_SLOTS - 1; slot >= 0; slot--) {
+		struct arena *arena = arena_enter(slot);
+		bool overlaps = arena && start < arena->end && arena->start < end;
+
+		arena_leave(arena);
+		if (overlaps)
+			return -EEXIST;
+		if (!arena)
+			chosen = slot;
+	}
+	return chosen;
+}
+
 int gdrpy_arena_open(uint64_t start, uint64_t nbytes, int device,
 		     const struct gdrpy_arena_driver *driver,
 		     const struct gdrpy_arena_memory *memory)
 {
 	uint64_t unit = memory ? memory->unit : GDRPY_ARENA_ALIGNMENT;
+	struct arena arena = {
+		.open = true,
+		.device = device,
+		.unit = unit,
+		.driver = driver ? *driver : (struct gdrpy_arena_driver){0},
+		.memory = memory ? *memory : (struct gdrpy_arena_memory){0},
+		.start = align_up(start, unit),
+		.end = start + nbytes,
+	};
+	int slot;
 
-	for (int slot = 0; slot < GDRPY_ARENA_SLOTS; slot++) {
-		bool free;
-
-		pthread_mutex_lock(&locks[slot]);
-		free = !arenas[slot].open;
-		if (free)
-			arenas[slot] = (struct arena){
-				.open = true,
-				.device = device,
-				.unit = unit,
-				.driver = driver ? *driver : (struct gdrpy_arena_driver){0},
-				.memory = memory ? *memory : (struct gdrpy_arena_memory){0},
-				.start = align_up(start, unit),
-				.end = start + nbytes,
-			};
-		pthread_mutex_unlock(&locks[slot]);
-		if (free)
-			return slot;
+	pthread_mutex_lock(&opening);
+	slot = choose(arena.start, arena.end);
+	if (slot >= 0) {
+		pthread_mutex_lock(lock_of(slot));
+		arenas[slot] = arena;
+		pthread_mutex_unlock(lock_of(slot));
 	}
-	return -EMFILE;
+	pthread_mutex_unlock(&opening);
+	return slot;
 }
 
 int gdrpy_arena_close(int slot)

@@ -63,9 +63,10 @@ struct gdrpy_arena_usage {
 };
 
 /*
- * Open an arena over `nbytes` bytes at `start` on a device. Returns its slot, or -EMFILE if all are
- * taken. gdrpy_arena_free_N waits for its stream with `driver`, if that is not NULL. With `memory`
- * the range is reserved addresses, and each block gets memory of its own.
+ * Open an arena over `nbytes` bytes at `start` on a device. Returns its slot, -EMFILE if all are
+ * taken, or -EEXIST if another arena has some of the addresses. gdrpy_arena_free_N waits for its
+ * stream with `driver`, if that is not NULL. With `memory` the range is reserved addresses, and
+ * each block gets memory of its own.
  */
 GDRPY_ARENA_API int gdrpy_arena_open(uint64_t start, uint64_t nbytes, int device,
 				     const struct gdrpy_arena_driver *driver,

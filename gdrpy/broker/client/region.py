@@ -18,6 +18,7 @@ from gdrpy.common.dtypes import DType
 from gdrpy.errors import MissingView, ReadOnly, Sealed, SizeMismatch
 from gdrpy.memory import vmm
 from gdrpy.memory.gpu import GpuMemory
+from gdrpy.memory.memory import ATTACH
 from gdrpy.memory.view import Mapping
 from gdrpy.region import Region
 
@@ -99,6 +100,10 @@ class LeasedRegion(Region):
         region._broker = broker
         region._describe(grant, lease)
         return region
+
+    @property
+    def _remedy(self) -> str:  # type: ignore[override]
+        return ATTACH if self._asleep is None else "wake it by broker.wake_many([region]) first"
 
     def _describe(self, grant: Grant, lease: Lease) -> None:
         self.id = grant.region

@@ -56,7 +56,8 @@ class Orphans:
 
     def keep(self, session: Session) -> None:
         """Keep a process's session until the process resumes it or ends."""
-        process = self._watched(session.identity) if session.regions else None
+        worth = session.regions or session.asleep
+        process = self._watched(session.identity) if worth else None
         if process is None:
             self._end(session)
             return

@@ -230,6 +230,7 @@ class Service:
         if found is None:
             if name is not None:
                 _check_name("allocate", name)
+                self._require_free("allocate", session, name)
             region = self._make("allocate", session, request, None)
             if name is not None:
                 self.table.commit(records.Published(region.number, 1))
@@ -375,6 +376,7 @@ class Service:
         if region.draft:
             if not missing:
                 self._replaceable("publish", session, region.name)
+            self._require_free("publish", session, region.name)
         elif not region.linked:
             raise errors.InvalidRequest(
                 f"publish: {region} was published before, as version {region.version}, and its "
@@ -385,6 +387,16 @@ class Service:
                 f"publish: two of the regions have the name {region.name!r}: publish one"
             )
         return region
+
+    def _require_free(self, call: str, session: Session, name: str) -> None:
+        """Raise PermissionDenied for a name that refers to no region while another user's sleeps."""
+        who, copies = session.identity, self.table.copies.get(name, {})
+        if copies and name not in self.table.names and not who.privileged and who.uid not in copies:
+            raise errors.PermissionDenied(
+                errno.EACCES,
+                f"{call}: the name {name!r} is that of another user's region, which sleeps: take "
+                f"another name",
+            )
 
     def _replaceable(self, call: str, session: Session, name: str) -> RegionEntry | None:
         """The region that the name refers to, if any, which requires write permission."""
@@ -631,8 +643,7 @@ class Service:
 
     def _find_copy_of(self, session: Session, request: requests.Stat) -> RegionEntry:
         """This user's copy of the region of a name, or root's. Others' are not trusted."""
-        copies = self.table.copies.get(request.name or "", {})
-        region = copies.get(session.identity.uid, copies.get(0))
+        region = self._copy_of(session, request.name or "")
         if region is None or request.region is not None:
             raise errors.NotFound(
                 f"stat: there is no copy of a region of the name {request.name!r}"
@@ -683,6 +694,17 @@ class Service:
             "requests": {requests.name_of(kind): count for kind, count in self.counts.items()},
         }
 
+    def _absent(self, session: Session, name: str) -> str:
+        """Why a name refers to no region."""
+        if session.identity.uid in self.table.copies.get(name, {}):
+            return f"the region {name!r} sleeps: broker.wake({name!r}) opens it"
+        return f"there is no region of the name {name!r}"
+
+    def _copy_of(self, session: Session, name: str) -> RegionEntry | None:
+        """The copy of a sleeper that counts for a user: the user's own, else root's."""
+        copies = self.table.copies.get(name, {})
+        return copies.get(session.identity.uid, copies.get(0))
+
     def _find(
         self, call: str, session: Session, name: str | None, number: int | None
     ) -> RegionEntry:
@@ -690,7 +712,7 @@ class Service:
         if name is not None and number is None:
             region = self.table.names.get(name)
             if region is None:
-                raise errors.NotFound(f"{call}: there is no region of the name {name!r}")
+                raise errors.NotFound(f"{call}: {self._absent(session, name)}")
             return region
         if name is not None or number is None:
             raise errors.InvalidRequest(f"{call}: give either a name or a region's number")

@@ -151,7 +151,8 @@ class _Interrupt:
 
     def __call__(self, *_: object) -> None:
         """Handle the signal, in the thread that serves."""
-        held = [region for region in self._state.table.regions.values() if region.leases]
+        table = self._state.table
+        held = [one for one in table.regions.values() if one.leases or table.sleepers(one)]
         now = time.monotonic()
         if not held or not keys.in_front() or now - self._asked < _ANSWER_WITHIN:
             self._server.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from contextlib import AbstractContextManager, suppress
@@ -117,7 +118,7 @@ class Cache:
         return found.readers + found.writers == 1
 
 
-#: The cache of this process's engine.
+#: The caches of this process's engines.
 caches: list[Cache] = []
 
 
@@ -132,13 +133,7 @@ def offer(broker: Broker, name: str, vllm_config: Any, device: int) -> Cache:
         raise Unshareable("kv_cache", "kv_cache needs enable_sleep_mode and kv_cache_memory_bytes")
     layers = model.get_num_layers(vllm_config.parallel_config)
     cache = Cache(broker, name, nbytes + _SPARE + layers * _SPARE_EACH, device)
-    allocator = get_mem_allocator_instance()
-    own = allocator.use_memory_pool
-
-    def use_memory_pool(tag: str | None = None) -> AbstractContextManager[Any]:
-        return cache.use() if tag == "kv_cache" else own(tag)
-
-    allocator.use_memory_pool = use_memory_pool
+    _redirect(get_mem_allocator_instance())
     caches.append(cache)
     _logger.info("gdrpy: the KV cache lies in %s", repr(name) if cache.named else "a region")
     return cache
@@ -148,3 +143,14 @@ def forget(cache: Cache) -> None:
     """Give back what an engine had that was dropped."""
     caches.remove(cache)
     cache.close()
+
+
+@functools.cache
+def _redirect(allocator: Any) -> None:
+    """Have vLLM make KV caches in the newest of this process's caches, if there is one."""
+    own = allocator.use_memory_pool
+
+    def use_memory_pool(tag: str | None = None) -> AbstractContextManager[Any]:
+        return caches[-1].use() if tag == "kv_cache" and caches else own(tag)
+
+    allocator.use_memory_pool = use_memory_pool

@@ -734,6 +734,27 @@ class TestCache:
         del model
         gc.collect()
         assert (kv_cache.caches, broker.stat("kv").holders) == ([], ())
+        allocator.use_memory_pool("kv_cache")  # of the next engine
+        assert allocator.calls[-1] == ("use_memory_pool", "kv_cache")
+
+    def test_of_the_next_engine_in_the_process_is_in_its_own_region(
+        self, engines, broker, folder, monkeypatch
+    ):
+        allocator = importlib.import_module("vllm.device_allocator").get_mem_allocator_instance()
+        monkeypatch.setattr(
+            "gdrpy.vllm.kv_cache.Pool", lambda region: SimpleNamespace(use=lambda: region)
+        )
+        caches = sys.modules["gdrpy.vllm.kv_cache"].caches
+        for name in ("kv", "other"):
+            config = engines.config_of(folder, {"kv_cache": name}, sleep=True, cache_nbytes=MIB)
+            model = engines.start(config)
+            hook = allocator.use_memory_pool
+            assert hook("kv_cache") is caches[-1].region
+            assert [one._name for one in caches] == [name]
+            del model
+            gc.collect()
+        assert allocator.use_memory_pool is hook  # it is there once
+        assert hook.__closure__[0].cell_contents.__self__ is allocator
 
     @pytest.mark.parametrize("lacking", [{"sleep": True}, {"cache_nbytes": MIB}])
     def test_that_vllm_would_not_ask_for_is_vllms_own(self, engines, broker, folder, lacking):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import random
 import time
 from contextlib import AbstractContextManager, suppress
 from typing import Any
@@ -12,9 +13,8 @@ from vllm.device_allocator import get_mem_allocator_instance
 from vllm.logger import init_logger
 
 from gdrpy.broker.client.broker import Broker, BrokerRegion
-from gdrpy.errors import Gone, NotFound
+from gdrpy.errors import Gone, NotFound, PermissionDenied, SizeMismatch
 from gdrpy.region import Region, alloc
-from gdrpy.torch.naming import check_owner
 from gdrpy.torch.pool import Pool
 from gdrpy.vllm.fallback import Unshareable
 
@@ -22,16 +22,19 @@ _logger = init_logger("vllm.gdrpy")
 
 #: Beside the tensors: torch takes whole segments, one for each layer.
 _SPARE, _SPARE_EACH = 128 << 20, 2 << 20
-#: Seconds that an engine which wakes waits for a dead one to leave, and that it looks again after.
-#: The broker learns of a process's end before those who wait for the process, or at the same time.
+#: Seconds that an engine waits for another one to leave, and until it looks again at most: a random
+#: time, for two that look in step see each other. The broker learns of a process's end before those
+#: who wait for the process, or at the same time.
 _PATIENCE, _LOOK = 0.25, 0.01
 
 
 class Cache:
     """Addresses for the KV cache, and the region behind them while the engine is awake.
 
-    That is the broker's region of the name, unless another engine has it: then it is a nameless
-    one. So an engine that sleeps takes the memory over when the one before it has died.
+    That is the broker's region of the name, unless another process writes to it: then it is a
+    nameless one. So an engine that sleeps takes the memory over when the one before it has died.
+
+    Raises SizeMismatch or PermissionDenied if there is a region of the name that it cannot have.
     """
 
     def __init__(self, broker: Broker, name: str, nbytes: int, device: int) -> None:
@@ -41,7 +44,7 @@ class Cache:
         self.region: Region = alloc(nbytes, device, cpu=False)
         try:
             self.region.detach()
-            self.attach(patience=0)
+            self._attach(self._take(patience=0))
         except BaseException:
             self.region.close()
             raise
@@ -60,7 +63,14 @@ class Cache:
         """Bring memory to the addresses, unless they have some."""
         if not self.region.detached:
             return
-        lease = self._take(patience)
+        try:
+            lease = self._take(patience)
+        except (SizeMismatch, PermissionDenied) as error:
+            _logger.warning("gdrpy: %s; this KV cache uses its own memory", error)
+            lease = self._allocate(None)
+        self._attach(lease)
+
+    def _attach(self, lease: BrokerRegion) -> None:
         try:
             fd = lease.export()
             try:
@@ -95,27 +105,31 @@ class Cache:
         until = time.monotonic() + patience
         while True:
             lease = self._allocate(self._name)
-            if self._alone():
-                break
+            try:
+                found = lease.info()
+                if found.linked and found.writers == 1 and not lease.readonly:  # nobody else writes
+                    self._check_owner(found.uid)
+                    return lease
+            except BaseException:
+                lease.close()
+                raise
             lease.close()
             if time.monotonic() > until:
-                _logger.info("gdrpy: another engine has the KV cache %r", self._name)
+                _logger.info("gdrpy: another process writes to the KV cache %r", self._name)
                 return self._allocate(None)
-            time.sleep(_LOOK)
-        try:
-            check_owner(self._broker, lease)
-        except BaseException:
-            lease.close()
-            raise
-        return lease
+            time.sleep(random.uniform(0, _LOOK))
 
     def _allocate(self, name: str | None) -> BrokerRegion:
         return self._broker.allocate(name, self.region.nbytes, self._device, gpu=False, cpu=False)
 
-    def _alone(self) -> bool:
-        """Whether nobody else holds the region of the name."""
-        found = self._broker.stat(self._name)
-        return found.readers + found.writers == 1
+    def _check_owner(self, owner: int) -> None:
+        """Raise PermissionDenied for another user's region. Root's are trusted."""
+        uid = self._broker.status()["uid"]
+        if owner not in (uid, 0):
+            raise PermissionDenied(
+                f"region {self._name!r} is that of user {owner}, and not of {uid}: choose another "
+                f"name for the KV cache"
+            )
 
 
 #: The caches of this process's engines.
@@ -126,7 +140,7 @@ def offer(broker: Broker, name: str, vllm_config: Any, device: int) -> Cache:
     """Have vLLM make its KV cache in the region of a name.
 
     Raises Unshareable if vLLM would not ask, or does not say how large the cache is; and what
-    :func:`gdrpy.alloc` and the broker's calls raise.
+    Cache, :func:`gdrpy.alloc` and the broker's calls raise.
     """
     model, nbytes = vllm_config.model_config, vllm_config.cache_config.kv_cache_memory_bytes
     if not model.enable_sleep_mode or not nbytes:

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 import tomllib
 import weakref
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -642,7 +644,6 @@ class TestCache:
     def make(self, engines, broker, socket) -> Iterator[Any]:
         from gdrpy.vllm import kv_cache
 
-        kv_cache._PATIENCE = 0.0
         made = []
 
         def make() -> Any:
@@ -703,6 +704,81 @@ class TestCache:
         second.attach(patience=20)
         leaves.join()
         assert second.named
+
+    def test_is_taken_over_whoever_reads_it(self, make, broker):
+        first, second = make(), make()
+        second.detach()
+        put(first, b"blocks of the dead")
+        with broker.get("kv", gpu=False, readonly=True):
+            first._broker.close()
+            second.attach()
+            assert (second.named, got(second, 6)) == (True, b"blocks")
+
+    def test_that_is_sealed_is_not_taken_over(self, make, broker):
+        cache = make()
+        cache.detach()
+        with broker.allocate("kv", 4 * MIB, gpu=False) as region:
+            region.seal()
+            cache.attach()
+        assert not cache.named
+
+    def test_goes_to_one_of_two_that_wake_in_step(self, make, broker, monkeypatch):
+        kv_cache = sys.modules["gdrpy.vllm.kv_cache"]
+        pair = [make(), make()]
+        for cache in pair:
+            cache.detach()
+        step, both, pauses = threading.Barrier(2), [True], []
+        allocate = kv_cache.Cache._allocate
+
+        def in_step(cache: Any, name: str | None) -> Any:
+            lease = allocate(cache, name)
+            if name and both[0]:
+                with suppress(threading.BrokenBarrierError):
+                    step.wait(timeout=5)  # both have a lease
+            return lease
+
+        def pause(seconds: float) -> None:
+            pauses.append(seconds)
+            time.sleep(seconds)
+            both[0] = False
+
+        monkeypatch.setattr(kv_cache.Cache, "_allocate", in_step)
+        clock = SimpleNamespace(monotonic=time.monotonic, sleep=pause)
+        monkeypatch.setattr(kv_cache, "time", clock)
+        threads = [threading.Thread(target=one.attach, args=(0.5,)) for one in pair]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(one.named for one in pair) == [False, True]
+        assert len(set(pauses)) == len(pauses)  # none of them in step again
+
+    @pytest.mark.parametrize("kind", ["size", "user"])
+    def test_that_it_cannot_have_leaves_an_engine_that_wakes_its_own_memory(
+        self, make, broker, monkeypatch, caplog, kind
+    ):
+        cache = make()
+        cache.detach()
+        if kind == "user":
+            info = gdrpy.BrokerRegion.info
+            monkeypatch.setattr(
+                gdrpy.BrokerRegion, "info", lambda one: msgspec.structs.replace(info(one), uid=77)
+            )
+        with broker.allocate("kv", (8 if kind == "size" else 4) * MIB, gpu=False, cpu=False):
+            pass
+        cache.attach()
+        put(cache, b"blocks")
+        assert (cache.named, got(cache, 6), names(broker)) == (False, b"blocks", ["kv"])
+        (record,) = [one for one in caplog.records if one.levelname == "WARNING"]
+        reason = {
+            "size": "allocate: region 'kv' exists with 8388608 bytes on GPU 0, and 4194304 bytes "
+            "on GPU 0 were asked for: delete it first, or take another name",
+            "user": f"region 'kv' is that of user 77, and not of {broker.status()['uid']}: choose "
+            "another name for the KV cache",
+        }[kind]
+        assert record.getMessage() == f"gdrpy: {reason}; this KV cache uses its own memory"
+        monkeypatch.undo()
+        assert len(broker.stat("kv").holders) == 0
 
     def test_of_another_size_is_refused(self, make, broker):
         broker.allocate("kv", 100, gpu=False).close()

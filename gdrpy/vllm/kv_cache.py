@@ -14,7 +14,7 @@ from vllm.logger import init_logger
 
 from gdrpy.broker.client.broker import Broker, BrokerRegion
 from gdrpy.errors import Gone, NotFound, PermissionDenied, SizeMismatch
-from gdrpy.region import Region, alloc
+from gdrpy.region import Region, alloc, wait_for_work
 from gdrpy.torch.pool import Pool
 from gdrpy.vllm.fallback import Unshareable
 
@@ -89,17 +89,26 @@ class Cache:
         self.region.detach()
         lease, self._lease = self._lease, None
         assert lease is not None
-        if lease.name is not None:
-            with suppress(NotFound, Gone):  # somebody has deleted it
-                lease.delete()
-        lease.close()
+        try:
+            if lease.name is not None:
+                with suppress(NotFound, Gone):  # somebody has deleted it
+                    lease.delete()
+        finally:
+            lease.close()
 
     def close(self) -> None:
-        """Give the lease back. Tensors in the region keep its memory."""
+        """Give the lease back once the GPU is done. Tensors in the region keep its memory.
+
+        Raises BufferError while a CUDA graph is captured.
+        """
+        wait_for_work("Cache.close", [self.region])
         lease, self._lease = self._lease, None
         if lease is not None:
             lease.close()
         self._broker.close()
+        self._pool = None
+        with suppress(BufferError):  # torch has tensors there
+            self.region.close()
 
     def _take(self, patience: float) -> BrokerRegion:
         until = time.monotonic() + patience
@@ -134,6 +143,8 @@ class Cache:
 
 #: The caches of this process's engines.
 caches: list[Cache] = []
+#: Those that could not be closed; their leases end with the process.
+_kept: list[Cache] = []
 
 
 def offer(broker: Broker, name: str, vllm_config: Any, device: int) -> Cache:
@@ -154,9 +165,12 @@ def offer(broker: Broker, name: str, vllm_config: Any, device: int) -> Cache:
 
 
 def forget(cache: Cache) -> None:
-    """Give back what an engine had that was dropped."""
+    """Give back what a dropped engine had."""
     caches.remove(cache)
-    cache.close()
+    try:
+        cache.close()
+    except BufferError:
+        _kept.append(cache)
 
 
 @functools.cache

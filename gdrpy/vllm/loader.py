@@ -126,11 +126,14 @@ class Loader(BaseModelLoader):
         if name is None or model_config is not vllm_config.model_config:
             return
         try:
-            with sharing():
+            with sharing(), ExitStack() as undo:
                 broker = connect(self._options.socket)
+                undo.callback(broker.close)
                 where = device.index or 0
                 cache = offer(broker, name + _rank_of(vllm_config), vllm_config, where)
-                weakref.finalize(model, forget, cache)
+                undo.pop_all()
+            # When the process ends, the broker waits for its GPU work, and ends its lease.
+            weakref.finalize(model, forget, cache).atexit = False
         except Unshareable as error:
             told(error)
 

@@ -653,7 +653,6 @@ class TestCache:
         yield make
         for cache in made:
             cache.close()
-            cache.region.close()
 
     def test_lies_in_the_region_of_its_name(self, make, broker):
         cache = make()
@@ -780,6 +779,69 @@ class TestCache:
         monkeypatch.undo()
         assert len(broker.stat("kv").holders) == 0
 
+    def test_gives_its_lease_back_if_it_cannot_be_deleted(self, make, broker, monkeypatch):
+        cache = make()
+        put(cache, b"blocks")
+
+        def fail() -> None:
+            raise gdrpy.BrokerUnavailable("no broker")
+
+        monkeypatch.setattr(cache._lease, "delete", fail)
+        with pytest.raises(gdrpy.BrokerUnavailable):
+            cache.detach()
+        assert (cache.named, cache.region.detached, used(cache)) == (False, True, 4 * MIB)
+        assert broker.stat("kv").holders == ()
+        cache.attach()
+        assert (cache.named, got(cache, 6)) == (True, b"blocks")
+
+    def test_is_given_back_once_the_gpu_is_done(self, make, broker, monkeypatch):
+        kv_cache = sys.modules["gdrpy.vllm.kv_cache"]
+        cache, wait = make(), kv_cache.wait_for_work
+        writers = []
+
+        def waiting(call: str, regions: Any) -> None:
+            writers.append((regions == [cache.region], broker.stat("kv").writers))
+            wait(call, regions)
+
+        monkeypatch.setattr(kv_cache, "wait_for_work", waiting)
+        cache.close()
+        assert (writers, broker.stat("kv").writers) == ([(True, 1)], 0)
+
+    def test_is_kept_if_cuda_cannot_tell_that_the_gpu_is_done(self, make, broker, monkeypatch):
+        kv_cache = sys.modules["gdrpy.vllm.kv_cache"]
+        cache = make()
+        kv_cache.caches.append(cache)
+
+        def capturing(call: str, regions: Any) -> None:
+            raise BufferError("a graph is captured")
+
+        with monkeypatch.context() as busy:
+            busy.setattr(kv_cache, "wait_for_work", capturing)
+            kv_cache.forget(cache)
+        assert (kv_cache.caches, kv_cache._kept, broker.stat("kv").writers) == ([], [cache], 1)
+
+    def test_is_not_given_back_before_the_process_ends(self, engines, broker, folder, socket):
+        code = (
+            "import atexit, sys\n"
+            "import gdrpy\n"
+            "broker = gdrpy.connect()\n"
+            "atexit.register(lambda: print(broker.stat('kv').writers))\n"  # the last to be called
+            f"sys.path[:0] = {[str(HERE), str(STANDINS)]!r}\n"
+            "import vllm_engine as engines\n"
+            "engines.gdrpy.vllm.register()\n"
+            "config = engines.config_of(sys.argv[1], {'kv_cache': 'kv'}, sleep=True, "
+            f"cache_nbytes={MIB})\n"
+            "model = engines.start(config)\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code, folder], capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+        until = time.monotonic() + 20
+        while broker.stat("kv").writers and time.monotonic() < until:
+            time.sleep(0.01)
+        assert broker.stat("kv").writers == 0
+
     def test_of_another_size_is_refused(self, make, broker):
         broker.allocate("kv", 100, gpu=False).close()
         with pytest.raises(gdrpy.SizeMismatch):
@@ -810,6 +872,7 @@ class TestCache:
         del model
         gc.collect()
         assert (kv_cache.caches, broker.stat("kv").holders) == ([], ())
+        assert cache.region.closed
         allocator.use_memory_pool("kv_cache")  # of the next engine
         assert allocator.calls[-1] == ("use_memory_pool", "kv_cache")
 
@@ -831,6 +894,23 @@ class TestCache:
             gc.collect()
         assert allocator.use_memory_pool is hook  # it is there once
         assert hook.__closure__[0].cell_contents.__self__ is allocator
+
+    def test_of_another_size_is_vllms_own_and_leaves_no_connection(
+        self, engines, broker, folder, monkeypatch
+    ):
+        made, connect = [], loader().connect
+
+        def kept(socket: str | None) -> gdrpy.Broker:
+            made.append(connect(socket))
+            return made[-1]
+
+        monkeypatch.setattr(loader(), "connect", kept)
+        with broker.allocate("kv", MIB, gpu=False):
+            config = engines.config_of(folder, {"kv_cache": "kv"}, sleep=True, cache_nbytes=MIB)
+            model = engines.start(config)
+        assert [one.closed for one in made] == [False, True]  # of the weights, of the cache
+        assert fallbacks() == {("broker",): 1.0}
+        del model
 
     @pytest.mark.parametrize("lacking", [{"sleep": True}, {"cache_nbytes": MIB}])
     def test_that_vllm_would_not_ask_for_is_vllms_own(self, engines, broker, folder, lacking):

@@ -259,24 +259,30 @@ def update() -> int:
     If it raises, all models have the versions that they had.
     """
     stale = [one for one in shared if not one.region.detached and one.region.stale]
-    regions = [one.region for one in stale]
-    before = [region._described() for region in regions]
+    before = [(one, one.region._described(), one.loaded.copy()) for one in stale]
     with ExitStack() as held:
         for one in stale:
             held.enter_context(hold(one))  # the broker keeps the version, also without holders
-        detach_many(regions)
+        detach_many([one.region for one in stale])
         try:
             for one in stale:
                 take_newest(one)
         except BaseException:
-            detach_many(regions)
-            for one, described in zip(stale, before, strict=True):
-                vars(one.region).update(described)
-                one.broker.attach_many([one.region])
-                if (model := one.model()) is not None:
-                    Contents(one.region).refresh(model, one.loaded)
+            with ExitStack() as each:  # also if another one fails
+                for was in before:
+                    each.callback(_restore, *was)
             raise
     return len(stale)
+
+
+def _restore(one: Shared, described: dict[str, Any], loaded: set[str]) -> None:
+    """Attach the version that a region had."""
+    detach_many([one.region])
+    vars(one.region).update(described)
+    one.broker.attach_many([one.region])
+    if (model := one.model()) is not None:
+        Contents(one.region).refresh(model, one.loaded)
+    one.loaded.intersection_update(loaded)
 
 
 def hold(one: Shared) -> BrokerRegion:

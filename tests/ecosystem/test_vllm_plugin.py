@@ -455,6 +455,46 @@ class TestUpdate:
         assert engines.state(pair[1]) == engines.state(newest)
         assert [one.region.version for one in loader().shared] == [2, 3]
 
+    def test_that_fails_leaves_the_names_of_loaded_numbers(self, engines, broker, folder, tmp_path):
+        engines.write_model(Path(folder), 0.5)  # its factor is as before it was loaded
+        pair = [engines.start(engines.config_of(folder, {"name": name})) for name in ("model", "b")]
+        loaded = [one.loaded.copy() for one in loader().shared]
+        publish(engines, folder, 2)
+        other = engines.write_model(tmp_path / "other", 3, 6)
+        engines.start(engines.config_of(other, {"name": "b", "replace": True}, hidden=6))
+        del loader().shared[2:]
+        with pytest.raises(gdrpy.SizeMismatch, match="of region 'b'"):
+            engines.gdrpy.vllm.WorkerExtension().update_shared_weights()
+        assert [one.loaded for one in loader().shared] == loaded
+        assert "wide.factor" not in loaded[0]
+        assert [one.wide.factor for one in pair] == [1.0, 1.0]
+
+    @pytest.mark.parametrize("failing", ["model", "b"])
+    def test_that_fails_attaches_each_that_can_be(
+        self, engines, broker, folder, tmp_path, monkeypatch, failing
+    ):
+        pair = [engines.start(engines.config_of(folder, {"name": name})) for name in ("model", "b")]
+        expected = [engines.state(one) for one in pair]
+        publish(engines, folder, 2)
+        other = engines.write_model(tmp_path / "other", 3, 6)
+        engines.start(engines.config_of(other, {"name": "b", "replace": True}, hidden=6))
+        del loader().shared[2:]
+        attach = gdrpy.Broker.attach_many
+
+        def fail(broker: gdrpy.Broker, regions: Any, **more: Any) -> None:
+            if not more and regions[0].name == failing:
+                raise gdrpy.OutOfMemory("no room")
+            attach(broker, regions, **more)
+
+        with monkeypatch.context() as full:
+            full.setattr(gdrpy.Broker, "attach_many", fail)
+            with pytest.raises(gdrpy.OutOfMemory, match="no room"):
+                engines.gdrpy.vllm.WorkerExtension().update_shared_weights()
+        detached = {one.region.name: one.region.detached for one in loader().shared}
+        assert detached == {"model": failing == "model", "b": failing == "b"}
+        whole = int(failing == "model")
+        assert engines.state(pair[whole]) == expected[whole]
+
     def test_takes_no_version_that_others_may_write_to(self, engines, broker, folder, monkeypatch):
         engine = engines.start(engines.config_of(folder, {"name": "model"}))
         expected, put = engines.state(engine), gdrpy.Broker.put_tensors

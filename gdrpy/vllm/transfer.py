@@ -96,15 +96,25 @@ class Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
         args = SendArgs(**trainer_args) if isinstance(trainer_args, dict) else trainer_args
         mine = {"sender": token_hex()}
         with connect(args.socket) as broker:
-            share(broker, args.name, dict(iterator), missing=True, metadata=mine)
+            try:
+                share(broker, args.name, dict(iterator), missing=True, metadata=mine)
+            except ValueError as error:
+                with suppress(NotFound):
+                    broker.stat(args.name)  # it has no tensors
+                    raise _taken(args.name) from error
+                raise
             with broker.get(args.name, gpu=False, cpu=False) as region:
                 if region.metadata.get("sender") != mine["sender"]:
-                    raise InvalidRequest(
-                        f"trainer_send_weights: there is a region {args.name!r} already: choose "
-                        f"another name, or delete it"
-                    )
+                    raise _taken(args.name)
                 try:
                     args.send({"name": args.name})
                 finally:
                     with suppress(NotFound):  # somebody else deleted or replaced it
                         region.delete()
+
+
+def _taken(name: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"trainer_send_weights: there is a region {name!r} already: choose another name, or delete "
+        f"it"
+    )

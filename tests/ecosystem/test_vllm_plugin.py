@@ -1022,6 +1022,21 @@ class TestTransfer:
         )
         assert broker.tensors("step")["a"].numpy().tolist() == [7]
 
+    def test_leaves_a_region_of_the_name_without_tensors_alone(self, broker, transfer):
+        broker.put("step", b"other").close()
+        with pytest.raises(gdrpy.InvalidRequest, match="there is a region 'step' already: choose"):
+            transfer.trainer_send_weights(
+                iter([("a", torch.ones(1))]), {"name": "step", "send": lambda _: None}
+            )
+        assert broker.get("step").read(5) == b"other"
+
+    def test_refuses_tensors_without_memory(self, broker, transfer):
+        with pytest.raises(ValueError, match="'a' has no memory"):
+            transfer.trainer_send_weights(
+                iter([("a", torch.ones(1, device="meta"))]), {"name": "step", "send": print}
+            )
+        assert names(broker) == []
+
     def test_leaves_what_others_publish_meanwhile(self, broker, transfer):
         def send(update: dict[str, Any]) -> None:
             broker.put_tensors("step", {"a": [7.0]}).close()

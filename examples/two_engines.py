@@ -94,14 +94,16 @@ class Engine:
         with other:
             words = [*PYTHON, __file__, path, str(other.fileno())]
             self.process = subprocess.Popen(words, pass_fds=[other.fileno()])
-        self.lines = self.peer.makefile()
+        self.lines, self.asleep = self.peer.makefile(), False
 
     def wait_until_asleep(self):
-        if not self.lines.readline():
+        if not self.asleep and not self.lines.readline():
             sys.exit("an engine ended before it slept")
+        self.asleep = True
 
     def ask(self, prompt, kill=False):
         """The answer, or as much of it as came; ``kill`` ends the engine in the middle."""
+        self.wait_until_asleep()  # if it has just been started
         found = []
         try:
             self.peer.send(json.dumps(prompt).encode() + b"\n")
@@ -128,16 +130,15 @@ def start_broker(path):
 
 
 def main(path):
-    """The front: it sends prompts to the leader, and has the standby take over."""
+    """The front: it sends prompts to the leader, and has the standby take over; the exit status."""
     broker = start_broker(path)
     try:
         right = json.loads(subprocess.check_output([*PYTHON, __file__, path]))
         leader, standby = Engine(path), Engine(path)
-        leader.wait_until_asleep()
-        standby.wait_until_asleep()
         wrong = takeovers = 0
         for number, prompt in enumerate(PROMPTS):
             if number == 20:
+                standby.wait_until_asleep()  # an engine needs a broker to start
                 broker.kill()
             if number == 25:  # the next broker takes over the weights
                 broker.wait()
@@ -147,7 +148,6 @@ def main(path):
                 leader.close()
                 leader, standby = standby, Engine(path)
                 found = leader.ask(prompt)
-                standby.wait_until_asleep()
                 takeovers += 1
             wrong += found != right[number]
         print(f"{takeovers} takeovers, {len(PROMPTS)} answers, {wrong} of them wrong")
@@ -155,7 +155,9 @@ def main(path):
             once = client.status()["used"]["0"] == client.stat("weights").size
         print(f"memory for weights is taken once: {once}")
         leader.close()
+        standby.wait_until_asleep()
         standby.close()
+        return int(wrong > 0 or not once)
     finally:
         broker.terminate()  # in peace: the memory goes back
         broker.wait()
@@ -169,4 +171,4 @@ if __name__ == "__main__":
             make(path)
         case _:
             with tempfile.TemporaryDirectory() as folder:
-                main(f"{folder}/broker.sock")
+                sys.exit(main(f"{folder}/broker.sock"))

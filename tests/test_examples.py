@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import subprocess
@@ -9,6 +10,7 @@ import sys
 
 import pytest
 
+import gdrpy
 import notebookrun
 from exampleruns import EXAMPLES, LAST_LINES, NO_KERNELS, WITH_A_KERNEL, run
 
@@ -19,6 +21,60 @@ class TestExample:
         printed = run(name, tmp_path)
         assert printed.endswith(LAST_LINES[name].format(backend="sim"))
         assert printed.startswith(NO_KERNELS) == (name in WITH_A_KERNEL)
+
+
+class TestTwoEngines:
+    @pytest.fixture
+    def engines(self, monkeypatch):
+        monkeypatch.syspath_prepend(EXAMPLES)
+        return importlib.import_module("two_engines")
+
+    def test_end_with_status_1_after_a_wrong_answer(self, engines, tmp_path, monkeypatch, capsys):
+        publish = subprocess.check_output
+
+        def wrong(command):
+            right = json.loads(publish(command))
+            right[3][0] += 1
+            return json.dumps(right)
+
+        monkeypatch.setattr(subprocess, "check_output", wrong)
+        assert engines.main(str(tmp_path / "socket")) == 1
+        assert "40 answers, 1 of them wrong\n" in capsys.readouterr().out
+
+    def test_end_with_status_1_if_more_memory_is_taken(
+        self, engines, tmp_path, monkeypatch, capsys
+    ):
+        publish, path = subprocess.check_output, str(tmp_path / "socket")
+
+        def more(command):
+            with gdrpy.connect(path) as broker:
+                broker.put("copy", b"of the weights").close()
+            return publish(command)
+
+        monkeypatch.setattr(subprocess, "check_output", more)
+        assert engines.main(path) == 1
+        assert capsys.readouterr().out == (
+            "2 takeovers, 40 answers, 0 of them wrong\nmemory for weights is taken once: False\n"
+        )
+
+    def test_answer_while_the_next_standby_starts(self, engines, tmp_path, monkeypatch):
+        asked, waited = [], {}
+        ask, wait = engines.Engine.ask, engines.Engine.wait_until_asleep
+
+        def count(engine, prompt, kill=False):
+            asked.append(prompt)
+            return ask(engine, prompt, kill)
+
+        def note(engine):
+            waited.setdefault(engine, len(asked))
+            wait(engine)
+
+        monkeypatch.setattr(engines.Engine, "ask", count)
+        monkeypatch.setattr(engines.Engine, "wait_until_asleep", note)
+        assert engines.main(str(tmp_path / "socket")) == 0
+        # The first two takeovers are at the 11th and the 31st prompt, which are asked twice; the
+        # broker is killed before the 21st.
+        assert list(waited.values()) == [1, 12, 21, 42]
 
 
 class TestControlLoop:

@@ -94,12 +94,14 @@ class Trial:
         self._kill_writers()
 
         self._check("the weights have the bytes that they had", self._contents() == contents)
-        status = self._settled(lambda status: status["leases"] == 0 and status["used"]["0"] == size)
+        once = {"regions": 1, "sessions": 1, "leases": 0}  # the session is this process's
+        status = self._settled(
+            lambda status: status["used"]["0"] == size and once.items() <= status.items()
+        )
         found = f"{status['used']['0']} B of regions, the model has {size}"
         self._check("one model is what is left", status["used"]["0"] == size, found)
-        left = {name: status[name] for name in ("regions", "sessions", "leases")}
+        left = {name: status[name] for name in once}
         found = ", ".join(f"{count} {name}" for name, count in left.items())
-        once = {"regions": 1, "sessions": 1, "leases": 0}  # the session is this process's
         self._check("no region, session or lease is left", left == once, found)
         most = before if self._small else before + 8 * _MIB
         self._until(lambda: self._used() <= most)
@@ -171,7 +173,6 @@ class Trial:
         """Kill, start the next broker if it was the broker; the seconds to the next answer."""
         front.wait_until(lambda: bool(front.leader and front.standby()))
         time.sleep(self._choice.uniform(0, _BEFORE))
-        front.wait_until(lambda: front.waiting > 1)
         killed: set[int] = set()
         self._fewest = min(self._fewest, front.waiting)
         since, begun = len(front.answers), time.monotonic()

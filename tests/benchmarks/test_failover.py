@@ -6,11 +6,13 @@ import json
 import subprocess
 import sys
 import tempfile
+import threading
 
 import pytest
 
 import failover
 import failover_trial
+import gdrpy
 from failover_front import Answer, Front
 from failover_trial import KINDS, Trial
 from gdrpy import cuda
@@ -114,6 +116,24 @@ class TestTrial:
             one.close()
         failed = [one.what for one in trial.checks if not one.passed]
         assert failed == [one for one in CHECKS if "process" not in one][2:]
+
+    def test_finds_kills_at_which_no_other_request_waits(self, trial, monkeypatch):
+        monkeypatch.setattr(failover_trial, "_CLIENTS_SIMULATED", 1)
+        trial._kill_under_load(trial.publish())
+        assert [(one.what, one.passed) for one in trial.checks] == [
+            (CHECKS[0], True),
+            (CHECKS[1], False),
+        ]
+
+    def test_waits_for_sessions_that_end_late(self, trial, monkeypatch):
+        def leave():
+            late = gdrpy.connect(trial.socket)
+            threading.Timer(0.5, late.close).start()
+
+        monkeypatch.setattr(trial, "_kill_under_load", lambda right: None)
+        monkeypatch.setattr(trial, "_kill_writers", leave)
+        trial.all()
+        assert [one.what for one in trial.checks if not one.passed] == []
 
     def test_finds_writes_of_a_process_that_lives(self, trial):
         trial.client.allocate("kv", failover_trial._KV_NBYTES_SIMULATED).close()

@@ -324,7 +324,7 @@ def _withdraw(broker: Broker, region: BrokerRegion) -> None:
 
 
 def _forget(one: Shared) -> None:
-    """Give back what an engine had that was dropped."""
+    """Give back what a dropped engine had."""
     with suppress(ValueError):
         shared.remove(one)
     with suppress(BufferError):  # somebody has a tensor of it

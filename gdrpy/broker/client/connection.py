@@ -65,9 +65,9 @@ class Lease(_mapping.Lease):
         return self._entry is None
 
     def sleeper(self) -> Lease:
-        """What has the broker count the region as asleep here until it is closed.
+        """A lease that counts the region as asleep until it is closed.
 
-        It is a lease of no memory: its region is the complement of the number.
+        It has no memory: its region is the complement of the number.
         """
         sleeper = Lease(self._connection, ~self.region, False, False)
         self._connection.drowsy.append(self.region)

@@ -109,7 +109,7 @@ class Quotas:
             )
 
     def lets_sleep(self, table: Table, who: Identity) -> bool:
-        """Whether another region that a user has asleep is counted."""
+        """Whether a user may have another region counted as asleep."""
         return who.privileged or table.slept.get(who.uid, 0) < USER_SLEEPERS
 
 

@@ -389,9 +389,10 @@ class Service:
         return region
 
     def _require_free(self, call: str, session: Session, name: str) -> None:
-        """Raise PermissionDenied for a name that refers to no region while another user's sleeps."""
+        """Raise PermissionDenied if another user's region of the name sleeps."""
         who, copies = session.identity, self.table.copies.get(name, {})
-        if copies and name not in self.table.names and not who.privileged and who.uid not in copies:
+        asleep = copies and name not in self.table.names
+        if asleep and not who.privileged and who.uid not in copies:
             raise errors.PermissionDenied(
                 errno.EACCES,
                 f"{call}: the name {name!r} is that of another user's region, which sleeps: take "

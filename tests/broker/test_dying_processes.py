@@ -23,15 +23,17 @@ from gdrpy.broker.server.state import State
 from gdrpy.broker.server.store import Store
 from rawclient import RawClient
 
-#: Holds a region, gives up its connection when told to, and lives until its stdin ends.
+#: Holds a region by some connections, gives these up when told to, and lives until its stdin ends.
 HOLDER = """
 import sys
 from rawclient import RawClient
-client = RawClient(sys.argv[1])
-kept = client.get("kv", readonly=False)
+clients = [RawClient(sys.argv[1]) for _ in range(int(sys.argv[2]))]
+for client in clients:
+    client.get("kv", readonly=False).close()
 print("holds", flush=True)
 sys.stdin.readline()
-client.close()
+for client in clients:
+    client.close()
 print("closed", flush=True)
 sys.stdin.readline()
 """
@@ -69,12 +71,12 @@ def path(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def holder(path: str) -> Iterator[subprocess.Popen[str]]:
+def holder(path: str, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
     """A process that holds the region "kv"."""
     with (
         RawClient(path) as maker,
         subprocess.Popen(
-            [sys.executable, "-c", HOLDER, path],
+            [sys.executable, "-c", HOLDER, path, str(getattr(request, "param", 1))],
             cwd=Path(__file__).parent,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -154,21 +156,22 @@ class TestLease:
                 process.kill()
             other.ok("delete", name="kv")
 
+    @pytest.mark.parametrize("holder", [50], indirect=True)
     def test_of_many_connections_of_a_dying_process_costs_one_descriptor(
         self, path, holder, monkeypatch
     ):
         monkeypatch.setattr(loop, "is_ending", lambda who: True)
-        assert holder.stdout.readline() == "holds\n"
         with RawClient(path) as other:
-            other.get("kv").close()  # for readers the broker opens the memory once more
+            assert holder.stdout.readline() == "holds\n"
+            assert writers(other) == 50
             before = descriptors()
-            with ExitStack() as stack:
-                for _ in range(50):
-                    stack.enter_context(RawClient(path)).get("kv").close()
+            step(holder, "closed")
             deadline = time.monotonic() + 20
-            while descriptors() > before + 1 and time.monotonic() < deadline:  # of the connections
+            while descriptors() > before - 49 and time.monotonic() < deadline:
                 time.sleep(0.001)
-            assert (descriptors(), other.ok("status")["leases"]) == (before + 1, 52)
+            assert (descriptors(), other.ok("status")["leases"]) == (before - 49, 50)
+            holder.kill()
+            assert until_without(other) == 0
 
     def test_of_a_killed_process_ends(self, path, holder):
         with RawClient(path) as other:

@@ -46,7 +46,7 @@ static void __attribute__((constructor)) watch_forks(void)
 	pthread_atfork(lock_all, unlock_all, unlock_all);
 }
 
-struct arena *arena_enter(int slot)
+struct arena *gdrpy_arena_enter(int slot)
 {
 	if (slot < 0 || slot >= GDRPY_ARENA_SLOTS)
 		return NULL;
@@ -57,7 +57,7 @@ struct arena *arena_enter(int slot)
 	return NULL;
 }
 
-void arena_leave(struct arena *arena)
+void gdrpy_arena_leave(struct arena *arena)
 {
 	if (arena)
 		pthread_mutex_unlock(lock_of((int)(arena - arenas)));
@@ -74,10 +74,10 @@ static int choose(uint64_t start, uint64_t end)
 	int chosen = -EMFILE;
 
 	for (int slot = GDRPY_ARENA_SLOTS - 1; slot >= 0; slot--) {
-		struct arena *arena = arena_enter(slot);
+		struct arena *arena = gdrpy_arena_enter(slot);
 		bool overlaps = arena && start < arena->end && arena->start < end;
 
-		arena_leave(arena);
+		gdrpy_arena_leave(arena);
 		if (overlaps)
 			return -EEXIST;
 		if (!arena)
@@ -115,7 +115,7 @@ int gdrpy_arena_open(uint64_t start, uint64_t nbytes, int device,
 
 int gdrpy_arena_close(int slot)
 {
-	struct arena *arena = arena_enter(slot);
+	struct arena *arena = gdrpy_arena_enter(slot);
 	int ret = -EBUSY;
 
 	if (!arena) {
@@ -125,7 +125,7 @@ int gdrpy_arena_close(int slot)
 		*arena = (struct arena){0};
 		ret = 0;
 	}
-	arena_leave(arena);
+	gdrpy_arena_leave(arena);
 	return ret;
 }
 
@@ -185,7 +185,7 @@ static uint64_t carve(struct arena *arena, uint64_t nbytes)
 		(struct gdrpy_arena_block){start, start + nbytes, GDRPY_ARENA_NOT_KEPT};
 	arena->count++;
 	arena->used += nbytes;
-	if (arena->memory.create && arena_back(arena, &arena->blocks[index])) {
+	if (arena->memory.create && gdrpy_arena_back(arena, &arena->blocks[index])) {
 		drop(arena, index);
 		return 0;
 	}
@@ -194,12 +194,12 @@ static uint64_t carve(struct arena *arena, uint64_t nbytes)
 
 uint64_t gdrpy_arena_allocate(int slot, uint64_t nbytes)
 {
-	struct arena *arena = arena_enter(slot);
+	struct arena *arena = gdrpy_arena_enter(slot);
 	uint64_t start = 0;
 
 	if (arena)
 		start = carve(arena, nbytes);
-	arena_leave(arena);
+	gdrpy_arena_leave(arena);
 	return start;
 }
 
@@ -229,25 +229,25 @@ static int give_back(struct arena *arena, uint64_t address)
 
 int gdrpy_arena_free(int slot, uint64_t address)
 {
-	struct arena *arena = arena_enter(slot);
+	struct arena *arena = gdrpy_arena_enter(slot);
 	int ret = -EINVAL;
 
 	if (arena)
 		ret = give_back(arena, address);
-	arena_leave(arena);
+	gdrpy_arena_leave(arena);
 	return ret;
 }
 
 uint64_t gdrpy_arena_blocks(int slot, struct gdrpy_arena_block *blocks, uint64_t room)
 {
-	struct arena *arena = arena_enter(slot);
+	struct arena *arena = gdrpy_arena_enter(slot);
 	uint64_t count = 0;
 
 	if (arena)
 		count = arena->count < room ? arena->count : room;
 	if (count)
 		memcpy(blocks, arena->blocks, count * sizeof(*blocks));
-	arena_leave(arena);
+	gdrpy_arena_leave(arena);
 	return count;
 }
 
@@ -256,7 +256,7 @@ void gdrpy_arena_usage(int slot, struct gdrpy_arena_usage *usage)
 	struct arena *arena;
 
 	*usage = (struct gdrpy_arena_usage){0};
-	arena = arena_enter(slot);
+	arena = gdrpy_arena_enter(slot);
 	if (arena) {
 		usage->used = arena->used;
 		usage->blocks = arena->count;
@@ -265,17 +265,17 @@ void gdrpy_arena_usage(int slot, struct gdrpy_arena_usage *usage)
 			if (arena_size(gap(arena, i)) > usage->largest)
 				usage->largest = arena_size(gap(arena, i));
 	}
-	arena_leave(arena);
+	gdrpy_arena_leave(arena);
 }
 
 void *gdrpy_arena_allocate_for(int slot, int64_t nbytes, int device)
 {
-	struct arena *arena = arena_enter(slot);
+	struct arena *arena = gdrpy_arena_enter(slot);
 	uint64_t start = 0;
 
 	if (arena && arena->device == device && nbytes >= 0)
 		start = carve(arena, (uint64_t)nbytes);
-	arena_leave(arena);
+	gdrpy_arena_leave(arena);
 	return (void *)(uintptr_t)start;
 }
 
@@ -301,10 +301,10 @@ void gdrpy_arena_free_for(int slot, void *block, void *stream)
 
 	if (!block)
 		return;
-	arena = arena_enter(slot);
+	arena = gdrpy_arena_enter(slot);
 	if (arena)
 		driver = arena->driver;
-	arena_leave(arena);
+	gdrpy_arena_leave(arena);
 	if (driver.wait)
 		wait_for(&driver, stream);
 	if (gdrpy_arena_free(slot, (uint64_t)(uintptr_t)block))

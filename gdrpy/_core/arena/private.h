@@ -19,8 +19,8 @@ struct arena {
 };
 
 /* The open arena of a slot, locked, else NULL. What follows is called with the lock held. */
-struct arena *arena_enter(int slot);
-void arena_leave(struct arena *arena); /* or NULL */
+struct arena *gdrpy_arena_enter(int slot);
+void gdrpy_arena_leave(struct arena *arena); /* or NULL */
 
 /* Rounding the start of a free piece up may move it past the end. */
 static inline uint64_t arena_size(struct gdrpy_arena_block piece)
@@ -29,6 +29,6 @@ static inline uint64_t arena_size(struct gdrpy_arena_block piece)
 }
 
 /* Give a block memory of its own. Returns 0 or a CUresult. */
-int arena_back(const struct arena *arena, const struct gdrpy_arena_block *block);
+int gdrpy_arena_back(const struct arena *arena, const struct gdrpy_arena_block *block);
 
 #endif

@@ -4,7 +4,7 @@
 
 #include <errno.h>
 
-int arena_back(const struct arena *arena, const struct gdrpy_arena_block *block)
+int gdrpy_arena_back(const struct arena *arena, const struct gdrpy_arena_block *block)
 {
 	const struct gdrpy_arena_memory *memory = &arena->memory;
 	uint64_t handle, nbytes = arena_size(*block);
@@ -80,7 +80,7 @@ static int fall_asleep(struct arena *arena, bool wanted, char *host, uint64_t ro
 static int restore(const struct arena *arena, const struct gdrpy_arena_block *block,
 		   const char *host)
 {
-	int result = arena_back(arena, block);
+	int result = gdrpy_arena_back(arena, block);
 
 	if (result || block->kept == GDRPY_ARENA_NOT_KEPT)
 		return result;
@@ -107,11 +107,11 @@ static int wake_up(struct arena *arena, const char *host)
 /* The arena of a slot, locked, with its context current; NULL if there is none. */
 static struct arena *begin(int slot)
 {
-	struct arena *arena = arena_enter(slot);
+	struct arena *arena = gdrpy_arena_enter(slot);
 
 	if (arena && arena->memory.create && !arena->driver.push(arena->driver.context))
 		return arena;
-	arena_leave(arena);
+	gdrpy_arena_leave(arena);
 	return NULL;
 }
 
@@ -120,7 +120,7 @@ static void end(struct arena *arena)
 	void *context;
 
 	arena->driver.pop(&context);
-	arena_leave(arena);
+	gdrpy_arena_leave(arena);
 }
 
 int gdrpy_arena_sleep(int slot, bool keep, void *host, uint64_t room, bool unchanged)

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 from gdrpy import cuda
 from gdrpy.broker.client.broker import Broker, BrokerRegion
 from gdrpy.errors import NotFound
-from gdrpy.torch.modules import assign, empty_weights, share, tensors_in
+from gdrpy.torch.modules import assign, empty_weights, share, torch_tensors
 from gdrpy.torch.naming import check_owner, commit_of, name_of, settings_of
 
 __all__ = ["from_pretrained", "region_of"]
@@ -106,7 +106,7 @@ def from_pretrained(
             f"from_pretrained: region {known!r} is on {region.location}, not on device {gpu}: "
             f"choose another name"
         )
-    assign(made, tensors_in("from_pretrained", region.tensors()))
+    assign(made, torch_tensors("from_pretrained", region.tensors()))
     setattr(made, _REGION, region)
     return made.eval()
 

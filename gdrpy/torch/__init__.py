@@ -1,6 +1,6 @@
 """torch tensors in regions: allocated there, or shared by name with other processes."""
 
-from gdrpy.torch.modules import assign, attach, empty_weights, share, tensors_of
+from gdrpy.torch.modules import assign, attach, empty_weights, share, tensors_in, tensors_of
 from gdrpy.torch.pool import Pool
 
-__all__ = ["Pool", "assign", "attach", "empty_weights", "share", "tensors_of"]
+__all__ = ["Pool", "assign", "attach", "empty_weights", "share", "tensors_in", "tensors_of"]

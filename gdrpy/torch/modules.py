@@ -14,7 +14,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from gdrpy import cuda
 from gdrpy.arrays.array import Array
 from gdrpy.arrays.shown import Shown
-from gdrpy.broker.client.broker import Broker
+from gdrpy.broker.client.broker import Broker, BrokerRegion
 from gdrpy.torch.views import packed, unpacked
 
 
@@ -77,7 +77,7 @@ def share(
         device = next(map(cuda.uuid, on_gpu), 0)
     bases, aliases, notes = packed(state)
     region = broker.put_tensors(name, bases, device, aliases=aliases, notes=notes, **options)
-    return tensors_in("share", region.tensors())
+    return torch_tensors("share", region.tensors())
 
 
 def attach(
@@ -98,7 +98,17 @@ def attach(
     Raises NotFound, ValueError if the region holds no tensors, and the errors of ``Broker.get``.
     """
     _check_broker("attach", broker)
-    return tensors_in("attach", broker.tensors(name, gpu=gpu, wait=wait))
+    return torch_tensors("attach", broker.tensors(name, gpu=gpu, wait=wait))
+
+
+def tensors_in(region: BrokerRegion) -> dict[str, torch.Tensor]:
+    """The tensors by name of a region that :func:`share` published.
+
+    For workers that keep the region, to put it to sleep: :meth:`gdrpy.Broker.sleep_many`. The
+    tensors show its GPU view if it has one. Raises ValueError if the region holds no tensors,
+    Detached, Closed.
+    """
+    return torch_tensors("tensors_in", region.tensors())
 
 
 def check_shareable(call: str, tensors: abc.Mapping[str, Any]) -> None:
@@ -219,7 +229,7 @@ def _like(own: Any, tensor: Any) -> Any:
     return torch.nn.Parameter(tensor, learns)
 
 
-def tensors_in(call: str, arrays: abc.Mapping[str, Array]) -> dict[str, torch.Tensor]:
+def torch_tensors(call: str, arrays: abc.Mapping[str, Array]) -> dict[str, torch.Tensor]:
     """One tensor for each Array, which may have several names, and those that lie in arrays."""
     made = {id(array): torch.from_dlpack(array) for array in arrays.values()}
     found = {name: made[id(array)] for name, array in arrays.items()}

@@ -12,7 +12,7 @@ import torch
 from gdrpy import safetensors
 from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.torch import views
-from gdrpy.torch.modules import check_shareable, tensors_in, tensors_of
+from gdrpy.torch.modules import check_shareable, tensors_of, torch_tensors
 from gdrpy.vllm.fallback import Unshareable
 
 #: The note's name in the image's header. By the dotted names of numbers it has whether loading
@@ -62,7 +62,7 @@ class Contents:
 
     def __init__(self, region: LeasedRegion) -> None:
         try:
-            self._tensors = tensors_in("load_format=gdrpy", region.tensors())
+            self._tensors = torch_tensors("load_format=gdrpy", region.tensors())
             note = safetensors.layout(region).metadata.get(_NOTE, "{}")
             numbers = msgspec.json.decode(note, type=dict[str, tuple[int, str]])
             self._numbers = {name: json.loads(text) for name, (_, text) in numbers.items()}

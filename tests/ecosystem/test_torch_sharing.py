@@ -479,6 +479,25 @@ class Squares(torch.utils.data.Dataset):
         return index**2, len(held) + gpu_mappings()
 
 
+class TestTensorsOfARegion:
+    def test_are_those_of_attach_and_sleep_with_the_region(self, broker):
+        module = torch.nn.Linear(3, 2)
+        gdrpy.torch.share(broker, "asleep", module, seal=True)
+        with broker.get("asleep", cpu=False) as region:
+            found = gdrpy.torch.tensors_in(region)
+            assert found.keys() == gdrpy.torch.attach(broker, "asleep").keys()
+            broker.sleep_many([region])
+            broker.wake_many([region])
+            assert torch.equal(found["weight"], module.weight)
+            del found
+        broker.delete("asleep")
+
+    def test_of_a_region_without_tensors_are_refused(self, broker):
+        with broker.put("plain", b"bytes") as region, pytest.raises(ValueError, match="tensors"):
+            gdrpy.torch.tensors_in(region)
+        broker.delete("plain")
+
+
 class TestDataLoader:
     def test_workers_made_by_fork_keep_no_memory_of_their_parents(self, broker):
         regions = [gdrpy.alloc(4096), gdrpy.alloc(4096, device="cpu"), broker.put("a", [1], "cpu")]

@@ -3,11 +3,19 @@
 vLLM calls :func:`register` when it starts, by the entry point ``vllm.general_plugins``.
 """
 
-from vllm.device_allocator.sleep_mode_backend import SleepModeBackendFactory
-from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
-from vllm.model_executor.model_loader import register_model_loader
+import vllm
 
-from gdrpy.vllm.loader import Loader, update
+try:
+    from vllm.device_allocator.sleep_mode_backend import SleepModeBackendFactory
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+    from vllm.model_executor.model_loader import register_model_loader
+
+    from gdrpy.vllm.loader import Loader, update
+except ImportError as error:
+    raise ImportError(
+        f"gdrpy's plug-in for vLLM needs 0.25 or newer, and this is {vllm.__version__}, which "
+        f"lacks something that it builds on: {error}"
+    ) from error
 
 __all__ = ["WorkerExtension", "register"]
 

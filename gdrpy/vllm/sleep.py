@@ -45,6 +45,20 @@ class Backend(CuMemBackend):
             undo.pop_all()
         super().suspend(level)
 
+    def discard(self, tags: tuple[str, ...]) -> None:
+        """Give the memory of these tags back without its contents, as newer releases ask.
+
+        Shared weights stay on the GPU, as at level 2.
+        """
+        if "weights" in tags:
+            for one in [one for one in shared if not one.region.detached]:
+                self._held.append(hold(one))
+                detach_many([one.region])
+        if "kv_cache" in tags:
+            for cache in caches:
+                cache.detach()
+        super().discard(tags)
+
     def resume(self, tags: list[str] | None = None) -> None:
         """Wake the engine, or what has these tags."""
         if tags is None or "weights" in tags:

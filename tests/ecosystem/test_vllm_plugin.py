@@ -655,6 +655,19 @@ class TestSleep:
         assert len(broker.stat("model").holders) == 1
         assert (sleeper.backend._held, sleeper.asked) == ([], [])
 
+    def test_that_discards_weights_leaves_them_to_the_others(self, sleeper, broker):
+        expected, address = broker.stat("model"), sleeper.region.ptr
+        sleeper.backend.discard(("kv_cache",))
+        assert not sleeper.region.detached
+        sleeper.backend.discard(("weights",))
+        assert (sleeper.region.detached, broker.stat("model").region) == (True, expected.region)
+        sleeper.backend.resume(["weights"])
+        assert (sleeper.region.ptr, len(broker.stat("model").holders)) == (address, 1)
+        assert [call for call in sleeper.asked if call[0] == "discard"] == [
+            ("discard", ("kv_cache",)),
+            ("discard", ("weights",)),
+        ]
+
 
 MIB = 1 << 20
 
@@ -1062,6 +1075,13 @@ class TestPlugin:
         assert made == ("gdrpy.vllm.transfer", "Engine")
         with pytest.raises(ValueError, match="there already"):
             engines.gdrpy.vllm.register()
+
+    def test_of_an_older_vllm_says_what_it_needs(self, engines, monkeypatch):
+        take_away()
+        monkeypatch.setitem(sys.modules, "vllm.device_allocator.sleep_mode_backend", None)
+        wanted = r"needs 0\.25 or newer, and this is 0\.25\.1, which lacks .*sleep_mode_backend"
+        with pytest.raises(ImportError, match=wanted):
+            importlib.import_module("gdrpy.vllm")
 
     def test_is_what_the_packages_entry_point_names(self, engines, checkout):
         project = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]

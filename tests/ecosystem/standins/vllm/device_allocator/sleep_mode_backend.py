@@ -24,6 +24,9 @@ class CuMemBackend(SleepModeBackend):
         self._state = "SUSPENDED"
         get_mem_allocator_instance().sleep(("weights",) if level == 1 else ())
 
+    def discard(self, tags: tuple[str, ...]) -> None:
+        get_mem_allocator_instance().calls.append(("discard", tags))
+
     def resume(self, tags: list[str] | None = None) -> None:
         get_mem_allocator_instance().wake_up(tags)
         self._state = "RUNNING"

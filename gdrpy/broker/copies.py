@@ -13,6 +13,10 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import msgspec
+
+from gdrpy.broker.protocol import UNDECODABLE
+
 #: The key of the mark in a region's metadata: the stamp, the number of the region that has the
 #: mark, and for a copy the UUID of the GPU. The number keeps a mark from counting elsewhere.
 MARK = "gdrpy.copy"
@@ -20,6 +24,13 @@ _STAMP = "[0-9a-f]{16}"
 _GPU = "GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 #: Bytes of a copy's name after that of its region.
 NAME_BYTES = len(".host/") + 16
+
+
+class _Marked(msgspec.Struct):
+    mark: msgspec.Raw = msgspec.field(name=MARK, default=msgspec.Raw(b"\xc0"))
+
+
+_decode = msgspec.msgpack.Decoder(_Marked).decode
 
 
 class Mark(NamedTuple):
@@ -49,10 +60,24 @@ def mark_of(metadata: dict[str, Any] | None, region: int) -> Mark | None:
     return None
 
 
+def mark_in(packed: bytes, region: int) -> Mark | None:
+    """A region's own mark in packed metadata. It decodes nothing else, which may be deep."""
+    try:
+        value = msgspec.msgpack.decode(_decode(packed).mark) if packed else None
+    except UNDECODABLE:
+        return None
+    return mark_of({MARK: value}, region)
+
+
+def own_stamp(region: int, life: str) -> str:
+    """The stamp of a region without a mark."""
+    return hashlib.sha256(f"{life}/{region}".encode()).hexdigest()[:16]
+
+
 def stamp_of(metadata: dict[str, Any] | None, region: int, life: str) -> str:
     """The stamp that identifies a sealed region's contents."""
     mark = mark_of(metadata, region)
-    return mark.stamp if mark else hashlib.sha256(f"{life}/{region}".encode()).hexdigest()[:16]
+    return mark.stamp if mark else own_stamp(region, life)
 
 
 def renumbered(

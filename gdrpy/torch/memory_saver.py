@@ -37,6 +37,8 @@ class TorchMemorySaver:
         self._pools: dict[_Key, Pool] = {}
         #: The graphs of those that are for graphs.
         self._graphs: dict[_Key, WeakSet[torch.cuda.CUDAGraph]] = {}
+        #: Those in which a capture has failed, which stay.
+        self._broken: list[Pool] = []
         #: Blocks of region() and cuda_graph() that run.
         self._running = 0
         self._lock = threading.Lock()
@@ -134,8 +136,12 @@ class TorchMemorySaver:
             graphs = self._pool(key)
             with self._lock:
                 self._graphs.setdefault(key, WeakSet()).add(cuda_graph)
-            with torch.cuda.graph(cuda_graph, graphs.mem_pool.id, stream, capture_error_mode):
-                yield
+            try:
+                with torch.cuda.graph(cuda_graph, graphs.mem_pool.id, stream, capture_error_mode):
+                    yield
+            except BaseException:
+                self._broken.append(graphs)  # torch does not let go of the pool
+                raise
 
     def _key_of(self, tag: str, kept: bool, pool: Any) -> _Key:
         """The key of the pool for a graph: one of its own without ``pool``."""

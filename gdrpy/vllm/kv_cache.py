@@ -13,7 +13,9 @@ from vllm.device_allocator import get_mem_allocator_instance
 from vllm.logger import init_logger
 
 from gdrpy.broker.client.broker import Broker, BrokerRegion
-from gdrpy.errors import Gone, NotFound, PermissionDenied, SizeMismatch
+from gdrpy.broker.replies import Reply
+from gdrpy.broker.requests import Delete
+from gdrpy.errors import Error, Gone, NotFound, PermissionDenied, SizeMismatch
 from gdrpy.region import Region, alloc, wait_for_work
 from gdrpy.torch.pool import Pool
 from gdrpy.vllm.fallback import Unshareable
@@ -124,9 +126,16 @@ class Cache:
                 raise
             lease.close()
             if time.monotonic() > until:
+                if not patience:
+                    self._give_up(lease)
                 _logger.info("gdrpy: another process writes to the KV cache %r", self._name)
                 return self._allocate(None)
             time.sleep(random.uniform(0, _LOOK))
+
+    def _give_up(self, lease: BrokerRegion) -> None:
+        """Free the name, if two engines that began together have both left it."""
+        with suppress(Error):
+            self._broker._ask_now(Delete(self._name, lease.id, unheld=True, id=0), Reply)
 
     def _allocate(self, name: str | None) -> BrokerRegion:
         return self._broker.allocate(name, self.region.nbytes, self._device, gpu=False, cpu=False)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import msgpack
 
 import gdrpy
 from brokers import Broker
@@ -38,6 +39,7 @@ with gdrpy.connect(sys.argv[1]) as client:
         print("NotFound:", error, client.stat("w").version)
 """
 DATA = np.arange(1 << 16, dtype=np.uint32)
+GPU = f"GPU-{'0' * 8}-0000-0000-0000-{'0' * 12}"
 
 
 @pytest.fixture
@@ -449,6 +451,43 @@ class TestSleepingRegion:
         with pytest.raises(gdrpy.NotFound, match="there is no region of the name 'other'"):
             connected.get("other")
 
+    def test_of_metadata_as_deep_as_can_be_decoded_stops_no_broker(self, broker, connected):
+        for depth in range(1000, 900, -1):
+            name = f"deep.host/{depth:016x}"
+            with connected.create(name, 4096, "cpu") as draft:
+                mark = msgpack.encode([f"{depth:016x}", draft.id, GPU])
+                about = b"\x82" + msgpack.encode("gdrpy.copy") + mark
+                deep = about + msgpack.encode("x") + b"\x91" * depth + b"\xc0"
+                try:
+                    connected._ask_now(requests.Change(draft.id, metadata=deep, id=0), Reply)
+                except gdrpy.Error:
+                    continue
+                draft.seal()
+                draft.publish()
+            connected.delete(name)
+        with pytest.raises(gdrpy.NotFound):
+            connected.delete("deep")
+        broker.restart()
+        assert there(connected) == {"weights": 0}
+
+    def test_keeps_its_name_with_the_next_broker(self, start_broker: Any):
+        broker = start_broker(uid=BROKER_UID, options={"mode": 0o666})
+
+        def take() -> str:
+            with gdrpy.connect(broker.path) as client:
+                return _refusal(lambda: client.allocate("kept", 4096, gpu=False).close())
+
+        with gdrpy.connect(broker.path) as client:
+            with client.put("kept", DATA, seal=True) as region:
+                client.sleep_many([region])
+                for _ in range(2):
+                    broker.restart()
+                    assert "another user's region, which sleeps" in as_user("other", take)
+                client.wake_many([region])
+                assert holds_the_data(region)
+            client.delete("kept")
+        assert as_user("other", take) == "done"
+
     def test_says_what_brings_it_back(self, connected, region):
         connected.sleep_many([region])
         with pytest.raises(
@@ -791,6 +830,40 @@ class TestOtherUsers:
             assert holds_the_data(region)
             client.delete("weights")
         assert as_user("other", attempt)[0] == "done"
+
+    def test_cannot_take_its_name_by_a_copy_that_they_made(self, shared: str):
+        def attempt() -> str:
+            with gdrpy.connect(shared) as client:
+                forge(client, "weights", "0" * 16, GPU)
+                return _refusal(lambda: client.put("weights", DATA, gpu=False))
+
+        with gdrpy.connect(shared) as client, client.get("weights") as region:
+            client.sleep_many([region])
+            assert "another user's region, which sleeps" in as_user("other", attempt)
+            client.wake_many([region])
+            assert holds_the_data(region)
+
+    def test_block_no_name_by_copies_that_they_made(self, shared: str):
+        def plant() -> None:
+            with gdrpy.connect(shared) as client:
+                for name in ("model", "kv"):
+                    forge(client, name, "0" * 16, GPU)
+
+        def own(first: bool) -> list[str]:
+            with gdrpy.connect(shared) as client:
+                made = [
+                    _refusal(lambda: client.put("model", DATA, gpu=False).close()),
+                    _refusal(lambda: client.allocate("kv", 4096, gpu=False).close()),
+                ]
+                if not first:
+                    client.delete("model")
+                    client.delete("kv")
+                return made
+
+        assert as_user("owner", lambda: own(True)) == ["done"] * 2
+        as_user("other", plant)
+        assert as_user("owner", lambda: own(False)) == ["done"] * 2
+        assert as_user("owner", lambda: own(False)) == ["done"] * 2
 
     def test_cannot_wake_it_as_their_own(self, shared: str):
         with gdrpy.connect(shared) as client, client.get("weights") as region:

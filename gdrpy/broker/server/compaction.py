@@ -97,6 +97,8 @@ def _records_of(region: RegionEntry) -> Iterator[records.Record]:
         yield records.Published(number, region.version)
     if region.sealed:
         yield records.SealedNow(number, region.copy_of)
+    if region.keeps:
+        yield records.Kept(number)
     if region.digest is not None:
         yield records.Digested(number, region.digest)
     for session, lease in region.leases.items():

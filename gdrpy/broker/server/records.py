@@ -130,7 +130,13 @@ class Woke(Record, tag=12):
     region: int
 
 
-_OfRegion = Made | Published | Unlinked | SealedNow | Digested | Changed
+class Kept(Record, tag=13):
+    """A copy of a region that sleeps keeps the region's name for its owner."""
+
+    region: int
+
+
+_OfRegion = Made | Published | Unlinked | SealedNow | Digested | Changed | Kept
 _OfSession = Began | Ended | Granted | Released | Slept | Woke
 
 encode = msgspec.msgpack.Encoder().encode

@@ -66,16 +66,16 @@ def is_ending(who: Identity) -> bool:
     """Whether all threads of a process have begun to exit; False where that is unknown.
 
     The kernel then closes its descriptors one by one, and the GPU may still do its queued work.
-    Source: proc_pid_stat(5), fields 9 and 22; PF_EXITING of the kernel's sched.h.
+    Source: proc_pid_stat(5), fields 9, 20 and 22; PF_EXITING of the kernel's sched.h.
     """
     try:
         first = _stat(who.pid)
         if not first or int(first[19]) != who.started or not _is_exiting(first):
             return False
+        if int(first[17]) > _THREADS:
+            return False
         threads = os.listdir(f"/proc/{who.pid}/task")  # noqa: PTH208 - quicker
-        return len(threads) <= _THREADS and all(
-            _is_exiting(_stat(f"{who.pid}/task/{thread}")) for thread in threads
-        )
+        return all(_is_exiting(_stat(f"{who.pid}/task/{thread}")) for thread in threads)
     except OSError:
         return False
 

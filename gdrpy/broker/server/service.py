@@ -390,9 +390,8 @@ class Service:
 
     def _require_free(self, call: str, session: Session, name: str) -> None:
         """Raise PermissionDenied if another user's region of the name sleeps."""
-        who, copies = session.identity, self.table.copies.get(name, {})
-        asleep = copies and name not in self.table.names
-        if asleep and not who.privileged and who.uid not in copies:
+        who, copy = session.identity, self.table.keeper(name)
+        if copy is not None and not owns(who, copy) and not allowed(who, copy, WRITE):
             raise errors.PermissionDenied(
                 errno.EACCES,
                 f"{call}: the name {name!r} is that of another user's region, which sleeps: take "
@@ -571,21 +570,25 @@ class Service:
             raise errors.Gone(
                 f"delete: {request.name!r} no longer refers to region {request.region}"
             )
-        require(session.identity, region, WRITE, "delete")
-        copies = [copy for copy in copies if copy.uid == region.uid]
+        if not (request.copied and owns(session.identity, region)):  # who puts it to sleep
+            require(session.identity, region, WRITE, "delete")
         if not whole:
-            held = request.unheld and region.leases
-            if not (held or (request.copied and not self._is_copied(region, copies))):
+            copy = self._copy_with_contents_of(region)
+            if not (request.unheld and region.leases) and (copy or not request.copied):
+                if copy is not None:
+                    self.table.commit(records.Kept(copy.number))
                 self._unlink([region])
             return answer
+        copies = [copy for copy in copies if copy.uid == region.uid]
         files = self._files(session, [region] if region.files else [])
         self._unlink([region, *copies, *next(files, [])])
         return self._delete_on(files, answer) if region.files else answer
 
-    def _is_copied(self, region: RegionEntry, copies: list[RegionEntry]) -> bool:
-        """Whether one of these copies of sleepers has a region's contents."""
-        stamp = region.stamp(self.table.life)
-        return any(copy.stamp(self.table.life) == stamp for copy in copies)
+    def _copy_with_contents_of(self, region: RegionEntry) -> RegionEntry | None:
+        """The copy of a sleeper that has a region's contents, of the region's owner."""
+        copy = self.table.copies.get(str(region.name), {}).get(region.uid)
+        life = self.table.life
+        return copy if copy is not None and copy.stamp(life) == region.stamp(life) else None
 
     def _files(
         self, session: Session, lost: Iterable[RegionEntry], kept: Container[str] = ()

@@ -15,8 +15,8 @@ from msgspec import Struct, field
 from msgspec.structs import astuple
 
 from gdrpy.broker.checkpoint import places_of
-from gdrpy.broker.copies import MARK, mark_of, original_of, stamp_of
-from gdrpy.broker.protocol import CPU_DEVICE, unpack_metadata
+from gdrpy.broker.copies import Mark, mark_in, original_of, own_stamp
+from gdrpy.broker.protocol import CPU_DEVICE
 from gdrpy.broker.server import records
 from gdrpy.broker.server.rights import Identity, shared_groups
 
@@ -48,6 +48,10 @@ class RegionEntry(records.Made, eq=False, gc=True):
     sealed: bool = False
     #: The life and the number of another broker's region that it is a copy of.
     copy_of: tuple[str, int] | None = None
+    #: The mark in its metadata, once it is sealed.
+    mark: Mark | None = None
+    #: Whether it is a copy that keeps the name of its region for its owner while that sleeps.
+    keeps: bool = False
     digest: str | None = None
     leases: dict[int, LeaseEntry] = field(default_factory=dict)
     #: The number of writable leases.
@@ -58,15 +62,13 @@ class RegionEntry(records.Made, eq=False, gc=True):
     @property
     def original(self) -> str | None:
         """The name of the region that it is a copy of, for a copy of a sleeper."""
-        on_host = self.device == CPU_DEVICE
-        if not (self.sealed and on_host and MARK.encode() in self.metadata):
+        if self.mark is None or self.mark.gpu is None or self.device != CPU_DEVICE:
             return None
-        mark = mark_of(unpack_metadata(self.metadata), self.number)
-        return original_of(self.name) if mark and mark.gpu else None
+        return original_of(self.name)
 
     def stamp(self, life: str) -> str:
         """What identifies its contents, once it is sealed; ``life`` is that of the broker."""
-        return stamp_of(unpack_metadata(self.metadata), self.number, life)
+        return self.mark.stamp if self.mark else own_stamp(self.number, life)
 
     @property
     def draft(self) -> bool:
@@ -192,6 +194,8 @@ class Table:
             bisect.insort(self.sorted_names, region.name)
         else:
             self._lose_name(replaced)
+        for copy in self.copies.get(region.name, {}).values():
+            copy.keeps &= copy.uid == region.uid
         self._find_copy(region)
 
     def _unlink(self, record: records.Unlinked) -> None:
@@ -215,12 +219,29 @@ class Table:
 
     def _find_copy(self, region: RegionEntry) -> None:
         """Note a published region if it is a copy; the latest one counts."""
-        if region.linked and region.original is not None:
-            self.copies.setdefault(region.original, {})[region.uid] = region
+        name = region.original
+        if region.linked and name is not None:
+            copies = self.copies.setdefault(name, {})
+            before = copies.get(region.uid)
+            copies[region.uid] = region
+            free = name not in self.names and not any(copy.keeps for copy in copies.values())
+            region.keeps = before.keeps if before is not None else free
+
+    def keeper(self, name: str) -> RegionEntry | None:
+        """The copy that keeps a name for its owner, if the name refers to no region."""
+        if name in self.names:
+            return None
+        return next((copy for copy in self.copies.get(name, {}).values() if copy.keeps), None)
+
+    def _keep(self, record: records.Kept) -> None:
+        region = self.regions[record.region]
+        for copy in self.copies.get(region.original or "", {}).values():
+            copy.keeps = copy is region
 
     def _seal(self, record: records.SealedNow) -> None:
         region = self.regions[record.region]
         region.sealed = True
+        region.mark = mark_in(region.metadata, region.number)
         region.copy_of = record.copy_of
         self._find_copy(region)
         if region.copy_of is not None:
@@ -370,4 +391,5 @@ _APPLY: dict[type, Callable[[Table, Any], None]] = {
     records.Released: Table._release,
     records.Slept: Table._sleep,
     records.Woke: Table._wake,
+    records.Kept: Table._keep,
 }

@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(name: str, nbytes: int, rounds: int) -> list[dict[str, Any]]:
-    """What one saver takes, in milliseconds: its first time, and the median of the others."""
+    """Time one saver, in milliseconds: its first call, and the median of the others."""
     import torch
 
     saver = _saver(name)

@@ -7,6 +7,7 @@ import errno
 import functools
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -38,7 +39,7 @@ class Functions(NamedTuple):
     free: str
 
 
-class Blocks(Resource):
+class Blocks(Resource, ABC):
     """Blocks in a range of a device's addresses, which can give their memory back and wake."""
 
     def __init__(
@@ -68,7 +69,7 @@ class Blocks(Resource):
     def allocate(self, nbytes: int) -> int:
         """The GPU address of a new block of ``nbytes`` bytes, whose contents are undefined.
 
-        Raises OutOfMemory if there is no room, Detached while it sleeps, ValueError, Closed.
+        Raises OutOfMemory without room for it, Detached while it sleeps, ValueError, Closed.
         """
         call = f"{type(self).__name__}.allocate"
         size = as_size(call, nbytes)
@@ -79,9 +80,9 @@ class Blocks(Resource):
             address = int(library().gdrpy_arena_allocate(self._slot, size))
         return address or self._without_room(call, size)
 
+    @abstractmethod
     def _without_room(self, call: str, size: int) -> int:
         """Find room after all for a block, or raise OutOfMemory."""
-        raise NotImplementedError
 
     @property
     def _kind(self) -> str:
@@ -120,16 +121,9 @@ class Blocks(Resource):
         self._check(f"{type(self).__name__}.sleeping")
         return self._is_asleep()
 
+    @abstractmethod
     def _is_asleep(self) -> bool:
-        raise NotImplementedError
-
-    def sleep(self, keep: str | None = "host", *, unchanged: bool = False) -> None:
-        """Give the memory back; the blocks keep their addresses."""
-        raise NotImplementedError
-
-    def wake(self) -> None:
-        """Bring memory back to the blocks."""
-        raise NotImplementedError
+        """Whether the memory was given back."""
 
     def _check_sleep(self, call: str, keep: str | None) -> None:
         if keep not in ("host", None):

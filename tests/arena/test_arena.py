@@ -46,6 +46,17 @@ class Library:
         )
 
 
+def on_two_gpus(code: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that sees two simulated GPUs."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"GDRPY_SIM": "1", "GDRPY_SIM_DEVICES": "2"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
 class TestBlocks:
     def test_lie_in_the_region(self, arena, region):
         first, second = arena.allocate(1000), arena.allocate(1)
@@ -284,14 +295,7 @@ class TestCurrentDevice:
             "    with cuda.context(0):\n"
             "        arena.require_current('allocator')\n"
         )
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            env=os.environ | {"GDRPY_SIM": "1", "GDRPY_SIM_DEVICES": "2"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.stderr.splitlines()[-1] == (
+        assert on_two_gpus(code).stderr.splitlines()[-1] == (
             "ValueError: allocator: the current device is 0, and the memory lies on 1: make that "
             "one current first"
         )

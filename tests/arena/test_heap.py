@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
 import threading
 
 import pytest
-from test_arena import Library
+from test_arena import Library, on_two_gpus
 
 import gdrpy
 from gdrpy import cuda
@@ -137,14 +134,9 @@ class TestBlocks:
             "    print(cuda.call('cuPointerGetAttribute', kind, block), heap)\n"
             "    heap.free(block)\n"
         )
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            env=os.environ | {"GDRPY_SIM": "1", "GDRPY_SIM_DEVICES": "2"},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert done.stdout == "1 <Heap on GPU 1, 2097152 used in 1 block>\n"
+        done = on_two_gpus(code)
+        told = "1 <Heap on GPU 1, 2097152 used in 1 block>\n"
+        assert (done.stdout, done.returncode) == (told, 0)
 
 
 class TestSleep:

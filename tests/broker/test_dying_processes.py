@@ -5,28 +5,22 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from gdrpy.broker import unix as _unix
 from gdrpy.broker.server import loop
-from gdrpy.broker.server.loop import Server
-from gdrpy.broker.server.quotas import Quotas
 from gdrpy.broker.server.rights import Identity, is_ending, start_time
-from gdrpy.broker.server.service import Service
-from gdrpy.broker.server.state import State
-from gdrpy.broker.server.store import Store
 from rawclient import RawClient
+from threaded import in_thread
 
 #: Holds a region by some connections, gives these up when told to, and lives until its stdin ends.
 HOLDER = """
 import sys
 from rawclient import RawClient
+from threaded import in_thread
 clients = [RawClient(sys.argv[1]) for _ in range(int(sys.argv[2]))]
 for client in clients:
     client.get("kv", readonly=False).close()
@@ -42,6 +36,7 @@ sys.stdin.readline()
 LEADERLESS = """
 import ctypes, os, sys, threading
 from rawclient import RawClient
+from threaded import in_thread
 def work(leader):
     while "(zombie)" not in open(f"/proc/{leader}/status").read():
         pass
@@ -57,16 +52,7 @@ ctypes.CDLL(None).syscall(60, 0)
 @pytest.fixture
 def path(tmp_path: Path) -> Iterator[str]:
     """A broker in a thread of this process."""
-    path = str(tmp_path / "s")
-    with ExitStack() as stack:
-        listener = stack.enter_context(_unix.listen(path, 0o600, 16))
-        state = State(Store())
-        stack.callback(state.end)
-        server = Server(listener, Service(state, Quotas(), "test", False), 0.0)
-        serving = threading.Thread(target=server.run)
-        serving.start()
-        stack.callback(serving.join)
-        stack.callback(server.stop)
+    with in_thread(str(tmp_path / "s"), 0.0) as path:
         yield path
 
 

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from gdrpy.broker import unix as _unix
 from gdrpy.broker.server.journal import Journal
-from gdrpy.broker.server.loop import Server
-from gdrpy.broker.server.quotas import Quotas
-from gdrpy.broker.server.service import SLICE, Service
-from gdrpy.broker.server.state import State
-from gdrpy.broker.server.store import Store
+from gdrpy.broker.server.service import SLICE
 from rawclient import RawClient
+from threaded import in_thread
 
 
 class Fault:
@@ -46,16 +40,7 @@ def fault(monkeypatch: pytest.MonkeyPatch) -> Fault:
 @pytest.fixture
 def path(tmp_path: Path, fault: Fault) -> Iterator[str]:
     """A broker in a thread of this process."""
-    path = str(tmp_path / "s")
-    with ExitStack() as stack:
-        listener = stack.enter_context(_unix.listen(path, 0o600, 16))
-        state = State(Store())
-        stack.callback(state.end)
-        server = Server(listener, Service(state, Quotas(), "test", False), 60)
-        serving = threading.Thread(target=server.run)
-        serving.start()
-        stack.callback(serving.join)
-        stack.callback(server.stop)
+    with in_thread(str(tmp_path / "s"), 60) as path:
         yield path
 
 

@@ -292,8 +292,8 @@ class TestTiedWeights:
         [
             ({"a": "a"}, "alias 'a' is a tensor's name: choose another"),
             ({"b": "c"}, "alias 'b' stands for 'c', which is not a tensor's name"),
-            ({"format": "a"}, "alias 'format' is no name of a tensor: choose another"),
-            ({"note": "a"}, "alias 'note' is no name of a tensor: choose another"),
+            ({"format": "a"}, "alias 'format' cannot name a tensor: choose another"),
+            ({"note": "a"}, "alias 'note' cannot name a tensor: choose another"),
         ],
     )
     def test_have_aliases_of_tensors_alone(self, broker, aliases, reason):

@@ -75,7 +75,7 @@ GDRPY_ARENA_API int gdrpy_arena_open(uint64_t start, uint64_t nbytes, int device
 /* 0, -EBUSY while blocks exist, or -EINVAL if the slot is not open. */
 GDRPY_ARENA_API int gdrpy_arena_close(int slot);
 
-/* The address of a new block, or 0 if there is no room or memory, or the arena sleeps. */
+/* The address of a new block; 0 without room or memory for it, and while the arena sleeps. */
 GDRPY_ARENA_API uint64_t gdrpy_arena_allocate(int slot, uint64_t nbytes);
 
 /* 0, or -EINVAL if no block begins at the address. */

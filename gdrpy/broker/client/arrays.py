@@ -97,7 +97,7 @@ async def put_tensors(
     aliases, notes = aliases or {}, notes or {}
     for alias, kept in aliases.items():
         if alias == "format" or alias in notes:
-            raise ValueError(f"put_tensors: alias {alias!r} is no name of a tensor: choose another")
+            raise ValueError(f"put_tensors: alias {alias!r} cannot name a tensor: choose another")
         if alias in tensors:
             raise ValueError(f"put_tensors: alias {alias!r} is a tensor's name: choose another")
         if kept not in tensors:

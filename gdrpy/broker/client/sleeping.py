@@ -326,7 +326,7 @@ async def _made(
 
 
 async def _free(client: BrokerBase[R], name: str, region: int) -> None:
-    """Delete a name, if it refers to this region, which nobody holds and which has a copy."""
+    """Delete the name of this region if no process holds the region and a copy exists."""
     with suppress(NotFound, Gone, PermissionDenied):
         request = requests.Delete(name, region, unheld=True, copied=True, id=0)
         await client._ask(request, Reply)

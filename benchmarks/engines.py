@@ -27,7 +27,7 @@ from results import FORMAT, add_arguments, save
 from sharedweights_process import Process, Silent, broker
 
 _WORKER = Path(__file__).with_name("engines_worker.py")
-_ENVIRONMENT = {
+ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
@@ -44,10 +44,10 @@ _CACHE = 2 << 30
 class Trial:
     """The acts in their order: what each took, and whether what it left was right."""
 
-    def __init__(self, folder: Path, socket: str, memory: float, gpus: int) -> None:
+    def __init__(self, folder: Path, socket: str, gpus: int, options: dict[str, Any]) -> None:
         self.figures: dict[str, float] = {}
         self.checks: dict[str, bool] = {}
-        self._folder, self._socket, self._memory, self.gpus = folder, socket, memory, gpus
+        self._folder, self._socket, self.gpus, self._options = folder, socket, gpus, options
         self._stack = ExitStack()
         self._right: dict[str, Any] = {}
 
@@ -57,25 +57,25 @@ class Trial:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def make(self, seed: int, size: str) -> str:
+    def make(self, seed: int, size: str, quantization: str) -> str:
         """A model of random weights; its folder."""
         folder = str(self._folder / f"model-{seed}")
-        subprocess.run([sys.executable, _WORKER, "make", folder, str(seed), size], check=True)
+        subprocess.run(
+            [sys.executable, _WORKER, "make", folder, str(seed), size, quantization], check=True
+        )
         return folder
 
-    def engine(self, title: str, model: str, **extra: Any) -> Process:
+    def engine(
+        self, title: str, model: str, extra: dict[str, Any] | None = None, **options: Any
+    ) -> Process:
         """An engine; with ``extra`` it has the load format of the plug-in."""
-        options: dict[str, Any] = {
-            "model": model,
-            "load_format": "auto",
-            "gpu_memory_utilization": self._memory,
-            "tensor_parallel_size": self.gpus,
-        }
-        if extra:
+        options |= {"model": model, "load_format": "auto", "tensor_parallel_size": self.gpus}
+        options |= self._options
+        if extra is not None:
             options["load_format"] = "gdrpy"
             options["model_loader_extra_config"] = {"socket": self._socket, **extra}
-        if "kv_cache" in extra:
-            options["kv_cache_memory_bytes"] = _CACHE
+            if "kv_cache" in extra:
+                options["kv_cache_memory_bytes"] = _CACHE
         process = Process(title, str(_WORKER), "serve", json.dumps(options), patience=400)
         self._stack.enter_context(process)
         for key, seconds in process.hear().items():
@@ -122,11 +122,11 @@ def shared(
 ) -> None:
     """Engines of one model, by the plug-in, and then of another version of it."""
     daemon = trial._stack.enter_context(broker(socket))
-    before = used()
-    first = trial.engine("first", model, name="model", kv_cache="kv")
+    before, named = used(), {"name": "model", "kv_cache": "kv"}
+    first = trial.engine("first", model, named)
     one = used() - before
     trial.check("first: tokens", first, model)
-    second = trial.engine("second", model, name="model", kv_cache="kv")
+    second = trial.engine("second", model, named)
     trial.note("GPU memory of the first engine, MiB", one / _MIB)
     trial.note("GPU memory of the second engine, MiB", (used() - before - one) / _MIB)
     trial.check("second: tokens", second, model)
@@ -156,12 +156,29 @@ def shared(
         trial.timed("second: sleep with the next broker", lambda: second.ask("sleep", 1))
         trial.timed("second: wake with the next broker", lambda: second.ask("wake"))
         trial.check("second: tokens after sleep with the next broker", second, model)
+        replacing = {"name": "model", "replace": True}
         for version, folder in enumerate((other, model) if other else (), 2):
-            publisher = trial.engine(f"publisher {version}", folder, name="model", replace=True)
+            publisher = trial.engine(f"publisher {version}", folder, replacing)
             trial.timed(f"second: takes version {version}", lambda: second.ask("update"))
             trial.check(f"second: tokens of version {version}", second, folder)
             publisher.kill()
         second.kill()
+
+
+def trained(trial: Trial, model: str, other: str, socket: str) -> None:
+    """An engine that takes the weights of a trainer, by the weight transfer engine."""
+    with (
+        broker(socket),
+        trial.engine("trained", model, weight_transfer_config={"backend": "gdrpy"}) as engine,
+        Process("the trainer", str(_WORKER), "train", other, socket) as trainer,
+    ):
+        trial.check("trained: tokens", engine, model)
+        trial.timed(
+            "trained: takes a trainer's weights",
+            lambda: engine.ask("receive", socket, trainer.hear()),
+        )
+        trial.checks["trained: the trainer's region is gone"] = trainer.ask("taken") == "deleted"
+        trial.check("trained: tokens of the trainer's weights", engine, other)
 
 
 def _fail_over(first: Process, second: Process) -> float:
@@ -175,23 +192,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--gpus", type=int, default=1, help="by which each engine is parallel (1)")
     parser.add_argument("--one", action="store_true", help="no other version of the model")
     parser.add_argument("--memory", type=float, default=0.2, help="each engine's part of the GPU")
+    about = "of the weights: when they are loaded (fp8), or in the model's files (awq)"
+    parser.add_argument("--quantization", default="", choices=("fp8", "awq"), help=about)
     add_arguments(parser)
     options = parser.parse_args(arguments)
-    os.environ |= _ENVIRONMENT
+    os.environ |= ENVIRONMENT
+    given = {"gpu_memory_utilization": options.memory}
+    if options.quantization == "fp8":
+        given["quantization"] = "fp8"
     # The folder is in memory: the disk is not what is measured.
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, nvml() as library:
         socket, pci = f"{folder}/broker", cuda.device_info(0).pci
-        with Trial(Path(folder), socket, options.memory, options.gpus) as trial:
-            model = trial.make(1, options.size)
-            other = None if options.one else trial.make(2, options.size)
+        with Trial(Path(folder), socket, options.gpus, given) as trial:
+            model = trial.make(1, options.size, options.quantization)
+            other = None if options.one else trial.make(2, options.size, options.quantization)
             try:
                 plain(trial, model, other)
                 shared(trial, model, other, socket, lambda: library.use(pci).memory)
+                if other is not None:
+                    trained(trial, model, other, socket)
             except Silent as error:
                 trial.checks[str(error)] = False
                 print(error, flush=True)
     chosen = f"--size {options.size} --memory {options.memory} --gpus {options.gpus}"
     chosen += " --one" * options.one
+    if options.quantization:
+        chosen += f" --quantization {options.quantization}"
     result = {
         "format": FORMAT,
         "header": machine.describe((), options.commit)

@@ -1,7 +1,7 @@
 """A vLLM engine of the benchmark of engines, or the maker of its model.
 
-``make FOLDER SEED SIZE`` writes a Llama of random weights. ``serve OPTIONS`` is an engine that
-answers lines: see engines.py.
+``make FOLDER SEED SIZE [awq]`` writes a Llama of random weights. ``serve OPTIONS`` is an engine
+that answers lines, and ``train FOLDER SOCKET`` sends that model to one: see engines.py.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -21,8 +22,11 @@ SIZES = {
     "32GB": (6144, 40, 16384, 32000, 48, 8),
 }
 
+#: The rows of a weight that have one scale.
+_GROUP = 128
 
-def make(folder: str, seed: str, size: str) -> None:
+
+def make(folder: str, seed: str, size: str, quantization: str = "") -> None:
     """Write a model of random weights, in a file for each layer."""
     import torch
     from safetensors.torch import save_file
@@ -38,6 +42,20 @@ def make(folder: str, seed: str, size: str) -> None:
     def ones() -> torch.Tensor:
         return torch.ones(hidden, dtype=torch.bfloat16, device="cuda")
 
+    def linear(name: str, out: int, into: int) -> dict[str, torch.Tensor]:
+        if quantization != "awq":
+            return {f"{name}.weight": random(out, into)}
+        return {
+            f"{name}.qweight": words(into, out // 8),
+            f"{name}.qzeros": words(into // _GROUP, out // 8),
+            f"{name}.scales": random(into // _GROUP, out).abs() / 8,
+        }
+
+    def words(*shape: int) -> torch.Tensor:
+        """Eight numbers of four bits each."""
+        range_ = -(1 << 31), (1 << 31) - 1
+        return torch.randint(*range_, shape, generator=generator, device="cuda", dtype=torch.int32)
+
     files = {
         "ends": {
             "model.embed_tokens.weight": random(vocabulary, hidden),
@@ -48,13 +66,13 @@ def make(folder: str, seed: str, size: str) -> None:
     for layer in range(layers):
         at = f"model.layers.{layer}"
         files[f"layer-{layer}"] = {
-            f"{at}.self_attn.q_proj.weight": random(hidden, hidden),
-            f"{at}.self_attn.k_proj.weight": random(wide, hidden),
-            f"{at}.self_attn.v_proj.weight": random(wide, hidden),
-            f"{at}.self_attn.o_proj.weight": random(hidden, hidden),
-            f"{at}.mlp.gate_proj.weight": random(inner, hidden),
-            f"{at}.mlp.up_proj.weight": random(inner, hidden),
-            f"{at}.mlp.down_proj.weight": random(hidden, inner),
+            **linear(f"{at}.self_attn.q_proj", hidden, hidden),
+            **linear(f"{at}.self_attn.k_proj", wide, hidden),
+            **linear(f"{at}.self_attn.v_proj", wide, hidden),
+            **linear(f"{at}.self_attn.o_proj", hidden, hidden),
+            **linear(f"{at}.mlp.gate_proj", inner, hidden),
+            **linear(f"{at}.mlp.up_proj", inner, hidden),
+            **linear(f"{at}.mlp.down_proj", hidden, inner),
             f"{at}.input_layernorm.weight": ones(),
             f"{at}.post_attention_layernorm.weight": ones(),
         }
@@ -83,6 +101,9 @@ def make(folder: str, seed: str, size: str) -> None:
         "bos_token_id": 1,
         "eos_token_id": 2,
     }
+    if quantization == "awq":
+        awq = {"bits": 4, "group_size": _GROUP, "zero_point": True, "version": "gemm"}
+        config["quantization_config"] = {"quant_method": "awq", **awq}
     (root / "config.json").write_text(json.dumps(config))
     about = {"metadata": {}, "weight_map": index}
     (root / "model.safetensors.index.json").write_text(json.dumps(about))
@@ -147,24 +168,24 @@ class Engine:
         """How long its start took, and parts of it."""
         return self._times
 
-    def tokens(self, prompts: int, length: int) -> dict[str, Any]:
-        """A digest of what the engine says, greedily, and the seconds that it took."""
+    def say(self, prompts: Sequence[Sequence[int]], length: int) -> list[list[int]]:
+        """So many tokens after each prompt, greedily."""
         from vllm import SamplingParams
 
-        vocabulary = self._llm.llm_engine.model_config.get_vocab_size()
-        asked = [
-            {
-                "prompt_token_ids": [
-                    3 + (17 * number + 5 * at) % (vocabulary - 3) for at in range(20)
-                ]
-            }
-            for number in range(prompts)
-        ]
+        asked = [{"prompt_token_ids": list(one)} for one in prompts]
         how = SamplingParams(temperature=0, max_tokens=length, detokenize=False, ignore_eos=True)
-        began = perf_counter()
         said = self._llm.generate(asked, how, use_tqdm=False)
+        return [list(one.outputs[0].token_ids) for one in said]
+
+    def tokens(self, prompts: int, length: int) -> dict[str, Any]:
+        """A digest of what the engine says, and the seconds that it took."""
+        words = self._llm.llm_engine.model_config.get_vocab_size() - 3
+        asked = [
+            [3 + (17 * number + 5 * at) % words for at in range(20)] for number in range(prompts)
+        ]
+        began = perf_counter()
+        found = self.say(asked, length)
         taken = perf_counter() - began
-        found = [list(one.outputs[0].token_ids) for one in said]
         different = len({token for one in found for token in one})
         digest = hashlib.sha256(json.dumps(found).encode()).hexdigest()
         return {"digest": digest, "seconds": taken, "different": different}
@@ -185,6 +206,17 @@ class Engine:
         """Seconds to take the newest version of the weights."""
         return self._seconds(lambda: self._llm.collective_rpc("update_shared_weights"))
 
+    def receive(self, socket: str, update: dict[str, Any]) -> float:
+        """Seconds to take a trainer's weights."""
+
+        def act() -> None:
+            self._llm.init_weight_transfer_engine({"init_info": {"socket": socket}})
+            self._llm.start_weight_update()
+            self._llm.update_weights({"update_info": update})
+            self._llm.finish_weight_update()
+
+        return self._seconds(act)
+
     def _seconds(self, act: Any) -> float:
         self._torch.cuda.synchronize()
         began = perf_counter()
@@ -193,14 +225,28 @@ class Engine:
         return perf_counter() - began
 
 
+def train(folder: str, socket: str) -> None:
+    """Send a model's tensors as a trainer does: say the update, and go on once it was taken."""
+    from safetensors.torch import load_file
+
+    from gdrpy.vllm.transfer import Engine as Transfer
+    from gdrpy.vllm.transfer import SendArgs
+
+    answer = _answers()
+    tensors = [load_file(one, device="cuda") for one in Path(folder).glob("*.safetensors")]
+
+    def send(update: dict[str, Any]) -> None:
+        answer(update)
+        sys.stdin.readline()
+
+    each = (pair for some in tensors for pair in some.items())
+    Transfer.trainer_send_weights(each, SendArgs("trained", send, socket))
+    answer("deleted")
+
+
 def serve(options: str) -> None:
-    """Answer lines; all that vLLM prints goes to standard error."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-
-    def answer(value: Any) -> None:
-        print(json.dumps(value), file=answers, flush=True)
-
+    """Answer lines."""
+    answer = _answers()
     engine = Engine(json.loads(options))
     answer(engine.times())
     for line in sys.stdin:
@@ -208,5 +254,16 @@ def serve(options: str) -> None:
         answer(getattr(engine, action)(*arguments))
 
 
+def _answers() -> Callable[[Any], None]:
+    """What says a line; all that vLLM prints goes to standard error."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def answer(value: Any) -> None:
+        print(json.dumps(value), file=answers, flush=True)
+
+    return answer
+
+
 if __name__ == "__main__":
-    {"make": make, "serve": serve}[sys.argv[1]](*sys.argv[2:])
+    {"make": make, "serve": serve, "train": train}[sys.argv[1]](*sys.argv[2:])

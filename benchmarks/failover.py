@@ -1,7 +1,8 @@
 """Two-engine servers whose engines and broker are killed at random moments while many threads ask.
 
-The engines are those of ``examples/two_engines.py``. Is every answer right, how long does it take
-until the next one, and does anything stay behind? Needs torch on a GPU.
+The engines are those of ``examples/two_engines.py``, or vLLM's with the plug-in. Is every answer
+right, how long does it take until the next one, and does anything stay behind? Needs torch on a
+GPU.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import failover_vllm
 import machine
+from failover_front import Examples
 from failover_trial import KINDS, MODULE, Trial
 from gdrpy import cuda
 from gpumemory import NoNvml, nvml
@@ -34,6 +37,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=SCRIPT, description=__doc__)
     about = f"{_KILLS} by default, {2 * len(KINDS)} on the simulated GPU"
     parser.add_argument("--kills", metavar="N", type=int, help=about)
+    parser.add_argument("--vllm", action="store_true", help="kill engines of vLLM")
     add_arguments(parser)
     options = parser.parse_args(arguments)
     if options.kills is not None and options.kills < 1:
@@ -57,18 +61,19 @@ def why_not() -> str | None:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """The result as plain values."""
     kills = options.kills or (2 * len(KINDS) if cuda.simulated() else _KILLS)
-    given = ["--kills", str(kills)] if options.kills else []
+    given = ["--kills", str(kills)] * bool(options.kills) + ["--vllm"] * options.vllm
+    engines = failover_vllm.Engines if options.vllm else Examples
     header = machine.describe(given, options.commit, SCRIPT)
     session = Session(0, False, lambda what: print(what, file=sys.stderr, flush=True), kills)
     with tempfile.TemporaryDirectory(prefix="gdrpy-failover-") as folder:
-        with Trial(session, Path(folder)) as trial:
+        with Trial(session, Path(folder), engines) as trial:
             try:
                 trial.all()
             except Silent as error:
                 trial.checks.append(Check("every process answers", False, str(error)))
         trial.keep()
         if not all(one.passed for one in trial.checks):
-            print(*trial.log.read_text().splitlines()[-_LINES:], sep="\n", file=sys.stderr)
+            print(*trial.engines.log.read_text().splitlines()[-_LINES:], sep="\n", file=sys.stderr)
     durations = {MODULE: session.seconds_since_begun()}
     checks = [asdict(one) for one in trial.checks]
     return result(session, header, [MODULE], durations, checks=checks)

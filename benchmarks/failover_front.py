@@ -14,24 +14,82 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
+from gdrpy import cuda
 from sharedweights_process import Silent
 
-EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "two_engines.py"
+sys.path.append(str(Path(__file__).resolve().parent.parent / "examples"))
+import two_engines
+from two_engines import ANSWER, PROMPTS
+
+__all__ = ["ANSWER", "PROMPTS", "Answer", "Engines", "Examples", "Front"]
 
 #: Seconds until an answer must have come.
 _PATIENCE = 90.0
 
 
-class Engine:
-    """An engine of the example, and what it says, line by line."""
+class Started(Protocol):
+    """The process of an engine."""
 
-    def __init__(self, path: str, log: Path) -> None:
+    @property
+    def pid(self) -> int | None: ...
+
+    def kill(self) -> object: ...
+
+    def wait(self) -> object: ...
+
+
+class Engines(Protocol):
+    """Engines of one model, by a broker's socket and a folder for what they write.
+
+    ``standbys`` of them sleep, or start: that takes seconds. ``log`` is what they said.
+    """
+
+    standbys: int
+    log: Path
+
+    def __init__(self, path: str, folder: Path) -> None: ...
+
+    def publish(self) -> list[list[int]]:
+        """Publish the weights; the right answer to each prompt."""
+
+    def start(self, peer: socket.socket) -> Started:
+        """An engine at the other end of a socket.
+
+        It says a line when it sleeps. Each line that it gets is a prompt, and each line of its
+        answer a token.
+        """
+
+
+class Examples:
+    """Engines of ``examples/two_engines.py``."""
+
+    def __init__(self, path: str, folder: Path) -> None:
+        self.standbys = 1 if cuda.simulated() else 4
+        self.log = folder / "engines.log"
+        self.log.touch()
+        self._command = (sys.executable, "-P", two_engines.__file__, path)
+
+    def publish(self) -> list[list[int]]:
+        answers: list[list[int]] = json.loads(subprocess.check_output(self._command))
+        return answers
+
+    def start(self, peer: socket.socket) -> Started:
+        number = peer.fileno()
+        with self.log.open("a") as errors:
+            command = [*self._command, str(number)]
+            return subprocess.Popen(command, pass_fds=[number], stderr=errors)
+
+
+class Engine:
+    """An engine, and what it says, line by line."""
+
+    def __init__(self, engines: Engines) -> None:
         self.asleep = False
         self.peer, other = socket.socketpair()
-        words = [sys.executable, "-P", str(EXAMPLE), path, str(other.fileno())]
-        with other, log.open("a") as errors:
-            self.process = subprocess.Popen(words, pass_fds=[other.fileno()], stderr=errors)
+        with other:
+            self.process = engines.start(other)
         self._rest = b""
 
     def tell(self, prompt: Sequence[int]) -> None:
@@ -62,21 +120,21 @@ class Answer:
     """An answer: when it was complete, the engine's process, and whether it was right."""
 
     when: float
-    engine: int
+    engine: int | None
     right: bool
 
 
 class Front:
     """Has a leader answer the prompts of many threads, and a standby take over when it ends."""
 
-    def __init__(self, path: str, log: Path, standbys: int) -> None:
+    def __init__(self, engines: Engines) -> None:
         self.answers: list[Answer] = []
         self.leader: Engine | None = None
-        self._path, self._log = path, log
+        self._engines = engines
         self._changed = threading.Condition()
         self._requests: deque[_Request] = deque()
         self._ended: list[Engine] = []
-        self._standbys = [Engine(path, log) for _ in range(standbys + 1)]
+        self._standbys = [Engine(engines) for _ in range(engines.standbys + 1)]
         self._closing, self._closed = socket.socketpair()
         self._thread = threading.Thread(target=self._listen)
         self._thread.start()
@@ -106,7 +164,7 @@ class Front:
         """The standby that takes over next, if one sleeps."""
         return next((one for one in self._standbys if one.asleep), None)
 
-    def answered(self, since: int, killed: set[int]) -> float:
+    def answered(self, since: int, killed: set[int | None]) -> float:
         """When the first right answer of a living engine came, of those from ``since`` on."""
         found: list[Answer] = []
 
@@ -161,7 +219,7 @@ class Front:
             self.leader = None
         else:
             self._standbys.remove(engine)
-            self._standbys.append(Engine(self._path, self._log))
+            self._standbys.append(Engine(self._engines))
 
     def _promote(self, standby: Engine) -> None:
         """Have a standby answer all requests."""
@@ -170,7 +228,7 @@ class Front:
             request.found.clear()
             standby.tell(request.prompt)
         self._standbys.remove(standby)
-        self._standbys.append(Engine(self._path, self._log))
+        self._standbys.append(Engine(self._engines))
 
     def _take(self, token: int, engine: Engine) -> None:
         request = self._requests[0]

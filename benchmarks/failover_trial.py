@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import random
 import subprocess
 import sys
@@ -15,15 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import gdrpy
-from failover_front import EXAMPLE, Front
+from failover_front import PROMPTS, Engines, Examples, Front
 from gdrpy import cuda
 from gpumemory import nvml
 from harness import Check, Figure, Measurement, Session, Topic
 from sharedweights_process import Process, Silent
 from sweep import figure_id
-
-sys.path.append(str(EXAMPLE.parent))
-from two_engines import PROMPTS
 
 MODULE = "failover"
 LEADER, STANDBY, BROKER = "leader", "standby", "broker"
@@ -44,8 +40,6 @@ _WRITER = Path(__file__).with_name("failover_writer.py")
 _WEIGHTS, _KV = "weights", "kv"
 _MIB = 1 << 20
 _CLIENTS, _CLIENTS_SIMULATED = 8, 4
-#: An engine with torch takes seconds to start, so several start at a time.
-_STANDBYS, _STANDBYS_SIMULATED = 4, 1
 #: The longest times before a kill, and between two, in seconds.
 _BEFORE, _BETWEEN = 0.05, 0.02
 #: How often a writer is killed, its region's size, and the fills that are queued by then.
@@ -59,13 +53,12 @@ _QUIET, _PATIENCE = 0.2, 20.0
 class Trial:
     """A broker with a model's weights, and the checks so far."""
 
-    def __init__(self, session: Session, folder: Path) -> None:
+    def __init__(self, session: Session, folder: Path, engines: type[Engines] = Examples) -> None:
         self.checks: list[Check] = []
-        self.log = folder / "engines.log"
-        self.log.touch()
         self._session = session
         self._small = cuda.simulated()
         self.socket = f"{folder}/broker.sock"
+        self.engines = engines(self.socket, folder)
         self._choice = random.Random(1)
         self._times: dict[str, list[float]] = {kind: [] for kind in KINDS}
         self._fences: dict[str, list[float]] = {LEASE: [], END: []}
@@ -87,14 +80,15 @@ class Trial:
     def all(self) -> None:
         """All trials, and what they leave."""
         self._session.step(f"{MODULE}: the model alone")
-        right = self.publish()
+        right = self.engines.publish()
+        regions = self._settled(lambda status: status["leases"] == 0)["regions"]
         contents, size = self._contents(), self.client.stat(_WEIGHTS).size
         before, descriptors = self._used(), self._descriptors()
         self._kill_under_load(right)
         self._kill_writers()
 
         self._check("the weights have the bytes that they had", self._contents() == contents)
-        once = {"regions": 1, "sessions": 1, "leases": 0}  # the session is this process's
+        once = {"regions": regions, "sessions": 1, "leases": 0}  # the session is this process's
         status = self._settled(
             lambda status: status["used"]["0"] == size and once.items() <= status.items()
         )
@@ -110,12 +104,6 @@ class Trial:
         now = self._descriptors()
         found = f"{now} of this process, the broker and its keeper; before {descriptors}"
         self._check("no descriptor is left", now == descriptors, found)
-
-    def publish(self) -> list[list[int]]:
-        """Publish the weights; the right answer to each prompt."""
-        command = [sys.executable, "-P", str(EXAMPLE), self.socket]
-        answers: list[list[int]] = json.loads(subprocess.check_output(command))
-        return answers
 
     def keep(self) -> None:
         """Keep times and figures in the session; they are verified if every check was passed."""
@@ -136,8 +124,7 @@ class Trial:
                 self._session.add(Measurement(topic, way, how, samples, verified=right))
 
     def _kill_under_load(self, right: list[list[int]]) -> None:
-        standbys = _STANDBYS_SIMULATED if self._small else _STANDBYS
-        front = Front(self.socket, self.log, standbys)
+        front = Front(self.engines)
         stop = threading.Event()
         clients = [
             threading.Thread(target=_ask, args=(front, right, number, stop))
@@ -173,7 +160,7 @@ class Trial:
         """Kill, start the next broker if it was the broker; the seconds to the next answer."""
         front.wait_until(lambda: bool(front.leader and front.standby()))
         time.sleep(self._choice.uniform(0, _BEFORE))
-        killed: set[int] = set()
+        killed: set[int | None] = set()
         self._fewest = min(self._fewest, front.waiting)
         since, begun = len(front.answers), time.monotonic()
         for victim in KINDS[kind]:

@@ -298,8 +298,12 @@ def take_newest(one: Shared) -> None:
     version that is not sealed, and as ``attach()``.
     """
     region, model, before = one.region, one.model(), one.region._described()
-    with one.broker.wake(str(region.name), cpu=False):
-        one.broker.attach_many([region], newer=True)
+    with ExitStack() as awake:
+        try:
+            one.broker.attach_many([region], newer=True)
+        except NotFound:  # its holders sleep
+            awake.enter_context(one.broker.wake(str(region.name), cpu=False))
+            one.broker.attach_many([region], newer=True)
     try:
         if not region.sealed:
             raise InvalidRequest(

@@ -84,8 +84,8 @@ class TestOptions:
 class TestFront:
     @pytest.fixture
     def front(self, trial):
-        trial.publish()
-        front = Front(trial.socket, trial.log, 1)
+        trial.engines.publish()
+        front = Front(trial.engines)
         yield front
         front.close()
 
@@ -119,7 +119,7 @@ class TestTrial:
 
     def test_finds_kills_at_which_no_other_request_waits(self, trial, monkeypatch):
         monkeypatch.setattr(failover_trial, "_CLIENTS_SIMULATED", 1)
-        trial._kill_under_load(trial.publish())
+        trial._kill_under_load(trial.engines.publish())
         assert [(one.what, one.passed) for one in trial.checks] == [
             (CHECKS[0], True),
             (CHECKS[1], False),

@@ -126,7 +126,7 @@ class Cache:
                 raise
             lease.close()
             if time.monotonic() > until:
-                if not patience:
+                if not (patience or lease.readonly):
                     self._give_up(lease)
                 _logger.info("gdrpy: another process writes to the KV cache %r", self._name)
                 return self._allocate(None)

@@ -774,6 +774,20 @@ class TestCache:
             cache.attach()
         assert not cache.named
 
+    def test_leaves_a_sealed_region_of_its_name_as_it_is(self, make, broker):
+        with broker.allocate("kv", 4 * MIB, gpu=False) as region:
+            region.seal()
+        assert not make().named
+        assert names(broker) == ["kv"]
+
+    def test_leaves_no_region_that_two_engines_both_left(self, make, broker, monkeypatch):
+        info = gdrpy.BrokerRegion.info
+        monkeypatch.setattr(
+            gdrpy.BrokerRegion, "info", lambda one: msgspec.structs.replace(info(one), writers=2)
+        )
+        assert not make().named
+        assert names(broker) == []
+
     def test_goes_to_one_of_two_that_wake_in_step(self, make, broker, monkeypatch):
         kv_cache = sys.modules["gdrpy.vllm.kv_cache"]
         pair = [make(), make()]

@@ -20,7 +20,6 @@ from threaded import in_thread
 HOLDER = """
 import sys
 from rawclient import RawClient
-from threaded import in_thread
 clients = [RawClient(sys.argv[1]) for _ in range(int(sys.argv[2]))]
 for client in clients:
     client.get("kv", readonly=False).close()
@@ -36,7 +35,6 @@ sys.stdin.readline()
 LEADERLESS = """
 import ctypes, os, sys, threading
 from rawclient import RawClient
-from threaded import in_thread
 def work(leader):
     while "(zombie)" not in open(f"/proc/{leader}/status").read():
         pass

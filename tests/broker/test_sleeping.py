@@ -82,12 +82,19 @@ def copy_of(client: gdrpy.Broker, name: str = "weights") -> RegionInfo:
     return client.stat(str(info.name))
 
 
-def forge(client: gdrpy.Broker, name: str, stamp: str, gpu: str = "GPU-x") -> None:
-    """Publish what looks like a copy of a region, under a name that ends with its stamp."""
+def forge(
+    client: gdrpy.Broker, name: str, stamp: str, gpu: str = "GPU-x", late: bool = False
+) -> None:
+    """Publish what looks like a copy of a region, under a name that ends with its stamp.
+
+    It is sealed before, or ``late``.
+    """
     with client.create(f"{name}.host/{stamp}", 4096, "cpu", mode=0o644) as draft:
         draft.set_metadata({"gdrpy.copy": [stamp, draft.id, gpu]})
-        draft.seal()
+        if not late:
+            draft.seal()
         draft.publish()
+        draft.seal()
 
 
 def holds_the_data(region: gdrpy.BrokerRegion) -> bool:
@@ -487,6 +494,51 @@ class TestSleepingRegion:
                 assert holds_the_data(region)
             client.delete("kept")
         assert as_user("other", take) == "done"
+
+    def test_keeps_its_name_from_copies_that_another_user_made(self, start_broker: Any):
+        """Restarts do not give a name to a copy that did not keep it before."""
+        broker = start_broker(uid=BROKER_UID, options={"mode": 0o666})
+
+        def plant() -> None:
+            with gdrpy.connect(broker.path) as client:
+                forge(client, "kept", "1" * 16, GPU)
+                forge(client, "kept", "2" * 16, GPU, late=True)
+                client.delete(f"kept.host/{'2' * 16}")
+
+        def take() -> str:
+            with gdrpy.connect(broker.path) as client:
+                return _refusal(lambda: client.put("kept", DATA, gpu=False).close())
+
+        as_user("other", plant)
+        with (
+            gdrpy.connect(broker.path) as client,
+            client.put("kept", DATA, seal=True) as region,
+        ):
+            client.sleep_many([region])
+            for _ in range(2):
+                broker.restart()
+                assert "another user's region, which sleeps" in as_user("other", take)
+            client.wake_many([region])
+            assert holds_the_data(region)
+
+    def test_leaves_the_name_free_when_it_is_deleted(self, start_broker: Any):
+        broker = start_broker(uid=BROKER_UID, options={"mode": 0o666})
+
+        def plant() -> None:
+            with gdrpy.connect(broker.path) as client:
+                forge(client, "kept", "1" * 16, GPU)
+
+        def take() -> str:
+            with gdrpy.connect(broker.path) as client:
+                return _refusal(lambda: client.put("kept", DATA, gpu=False).close())
+
+        with gdrpy.connect(broker.path) as client:
+            client.put("kept", DATA, mode=0o666).close()
+            as_user("other", plant)
+            client.delete("kept")
+        for _ in range(2):
+            broker.restart()
+        assert as_user("owner", take) == "done"
 
     def test_says_what_brings_it_back(self, connected, region):
         connected.sleep_many([region])

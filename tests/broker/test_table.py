@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from msgpack import packb
 
 from gdrpy.broker import requests
+from gdrpy.broker.copies import MARK
 from gdrpy.broker.server import records
 from gdrpy.broker.server.compaction import Compaction
 from gdrpy.broker.server.journal import Journal
@@ -45,6 +46,7 @@ def described(table: Table) -> dict[str, Any]:
             name: {uid: copy.number for uid, copy in copies.items()}
             for name, copies in table.copies.items()
         },
+        "kept": table.kept,
         "sessions": {
             session.number: (session.identity, set(session.regions), session.asleep)
             for session in table.sessions.values()
@@ -297,7 +299,7 @@ def change(table: Table, chance: random.Random) -> None:
     sessions, regions = list(table.sessions.values()), list(table.regions.values())
     region = chance.choice(regions) if regions else None
     session = chance.choice(sessions) if sessions else None
-    what = chance.randrange(12)
+    what = chance.randrange(14)
     if session is None or what == 0:
         table.commit(records.Began(table.number(), 100, 7, 1, 1, []))
     elif region is None or what < 4:
@@ -328,6 +330,24 @@ def change(table: Table, chance: random.Random) -> None:
         fall_asleep(table, session.number, region)
     elif what == 11 and session.asleep:
         table.commit(records.Woke(session.number, chance.choice(list(session.asleep))))
+    elif what == 12:
+        copy(table, chance.choice(["a", "b"]), chance.choice([1, 2]))
+    elif what == 13 and region.linked and region.original is not None:
+        awake = table.names.get(region.original)
+        if awake is None or awake.uid == region.uid:
+            table.commit(records.Kept(region.number))
+
+
+def copy(table: Table, name: str, uid: int) -> None:
+    """Publish a sleeper's copy, in place of the user's older one."""
+    number = table.number()
+    stamp = f"{number:016x}"
+    mark = packb({MARK: [stamp, number, f"GPU-{'0' * 8}-0000-0000-0000-{'0' * 12}"]})
+    older = table.copies.get(name, {}).get(uid)
+    made = f"{name}.host/{stamp}"
+    table.commit(records.Made(number, made, 1, 4096, -1, uid, uid, 0o600, mark))
+    table.commit(records.SealedNow(number))
+    table.commit(records.Published(number, 1, [], [older.number] if older else []))
 
 
 def fall_asleep(table: Table, session: int, region: RegionEntry) -> None:

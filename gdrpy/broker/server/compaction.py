@@ -84,20 +84,20 @@ class Compaction:
         for number in region.leases:
             self._copy_session(number)
         count = 0
-        for record in _records_of(region):
+        for record in _records_of(self._table, region):
             self._append(record)
             count += 1
         return count
 
 
-def _records_of(region: RegionEntry) -> Iterator[records.Record]:
+def _records_of(table: Table, region: RegionEntry) -> Iterator[records.Record]:
     number = region.number
     yield msgspec.convert(region, records.Made, from_attributes=True)
     if region.linked:
         yield records.Published(number, region.version)
     if region.sealed:
         yield records.SealedNow(number, region.copy_of)
-    if region.keeps:
+    if table.keeps(region):
         yield records.Kept(number)
     if region.digest is not None:
         yield records.Digested(number, region.digest)

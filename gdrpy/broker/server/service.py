@@ -338,6 +338,7 @@ class Service:
             some = {one.number: one for one in (*self._older_copies(drafts), *next(files, []))}
             self.table.commit(records.Published(*made[0], made[1:], list(some)))
             for draft in drafts:
+                self._keep_if_free(draft)
                 self.announce("published", draft)
             self._deleted(some.values())
         first, *others = regions
@@ -397,6 +398,12 @@ class Service:
                 f"{call}: the name {name!r} is that of another user's region, which sleeps: take "
                 f"another name",
             )
+
+    def _keep_if_free(self, copy: RegionEntry) -> None:
+        """Have a copy of a sleeper keep the region's name, unless a region or a copy has it."""
+        name = copy.original
+        if name is not None and name not in self.table.names and name not in self.table.kept:
+            self.table.commit(records.Kept(copy.number))
 
     def _replaceable(self, call: str, session: Session, name: str) -> RegionEntry | None:
         """The region that the name refers to, if any, which requires write permission."""
@@ -535,6 +542,7 @@ class Service:
         if not region.sealed:
             self.table.commit(records.SealedNow(region.number, request.copy_of))
             if region.linked:
+                self._keep_if_free(region)
                 self.announce("sealed", region)
         return replies.Reply(id=request.id), []
 

@@ -50,8 +50,6 @@ class RegionEntry(records.Made, eq=False, gc=True):
     copy_of: tuple[str, int] | None = None
     #: The mark in its metadata, once it is sealed.
     mark: Mark | None = None
-    #: Whether it is a copy that keeps the name of its region for its owner while that sleeps.
-    keeps: bool = False
     digest: str | None = None
     leases: dict[int, LeaseEntry] = field(default_factory=dict)
     #: The number of writable leases.
@@ -124,6 +122,8 @@ class Table:
         self._copies: dict[tuple[str, int, int], dict[int, RegionEntry]] = defaultdict(dict)
         #: The copies of sleepers, by the name of the region and by their owner.
         self.copies: dict[str, dict[int, RegionEntry]] = {}
+        #: The owners of the copies that keep the names of regions while these sleep.
+        self.kept: dict[str, int] = {}
         self._next = 1
         self._journal = journal
         self._freed = freed
@@ -194,8 +194,8 @@ class Table:
             bisect.insort(self.sorted_names, region.name)
         else:
             self._lose_name(replaced)
-        for copy in self.copies.get(region.name, {}).values():
-            copy.keeps &= copy.uid == region.uid
+        if self.kept.get(region.name) != region.uid:
+            self.kept.pop(region.name, None)
         self._find_copy(region)
 
     def _unlink(self, record: records.Unlinked) -> None:
@@ -210,33 +210,35 @@ class Table:
 
     def _lose_name(self, region: RegionEntry) -> None:
         region.linked = False
-        copies = self.copies.get(region.original or "", {})
+        name = region.original or ""
+        copies = self.copies.get(name, {})
         if copies.get(region.uid) is region:
             del copies[region.uid]
             if not copies:
-                del self.copies[str(region.original)]
+                del self.copies[name]
+            if self.kept.get(name) == region.uid:
+                del self.kept[name]
         self._forget_unheld(region)
 
     def _find_copy(self, region: RegionEntry) -> None:
         """Note a published region if it is a copy; the latest one counts."""
-        name = region.original
-        if region.linked and name is not None:
-            copies = self.copies.setdefault(name, {})
-            before = copies.get(region.uid)
-            copies[region.uid] = region
-            free = name not in self.names and not any(copy.keeps for copy in copies.values())
-            region.keeps = before.keeps if before is not None else free
+        if region.linked and region.original is not None:
+            self.copies.setdefault(region.original, {})[region.uid] = region
 
     def keeper(self, name: str) -> RegionEntry | None:
         """The copy that keeps a name for its owner, if the name refers to no region."""
-        if name in self.names:
+        if name in self.names or name not in self.kept:
             return None
-        return next((copy for copy in self.copies.get(name, {}).values() if copy.keeps), None)
+        return self.copies.get(name, {}).get(self.kept[name])
+
+    def keeps(self, region: RegionEntry) -> bool:
+        """Whether a region is a copy that keeps a name, or will once the name is deleted."""
+        return region.linked and self.kept.get(region.original or "") == region.uid
 
     def _keep(self, record: records.Kept) -> None:
         region = self.regions[record.region]
-        for copy in self.copies.get(region.original or "", {}).values():
-            copy.keeps = copy is region
+        if region.original is not None:
+            self.kept[region.original] = region.uid
 
     def _seal(self, record: records.SealedNow) -> None:
         region = self.regions[record.region]

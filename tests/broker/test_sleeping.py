@@ -839,6 +839,21 @@ class TestOtherUsers:
 
         assert as_user("other", keep) == ("done", [0o444, 0o444])
 
+    def test_wake_together_a_region_that_they_may_not_write_themselves(
+        self, shared: str, meanwhile: Callable[..., None]
+    ):
+        def wake() -> bool:
+            with gdrpy.connect(shared) as client, gdrpy.connect(shared) as other:
+                client.put("own", DATA, seal=True, mode=0o444, gpu=False).close()
+                with client.get("own", gpu=False) as region:
+                    client.keep_many([region])
+                client._ask_now(requests.Delete("own", unheld=True, copied=True, id=0), Reply)
+                meanwhile(requests.Stat, lambda: other.wake("own", gpu=False).close())
+                with client.wake("own", gpu=False) as region:
+                    return holds_the_data(region)
+
+        assert as_user("other", wake)
+
     def test_stop_nobody_by_copies_that_they_made(self, shared: str):
         def attack() -> None:
             with gdrpy.connect(shared) as client:

@@ -301,18 +301,16 @@ async def _made(
 ) -> R:
     """The region that ``about`` describes, made from a copy unless another process was faster.
 
-    Raises Gone if the copy, of this number, loses its name meanwhile.
+    Raises Gone if the copy, of this number, loses its name meanwhile, or if a region that this
+    user may not write has the region's.
     """
-    draft = await calls.create(
-        client,
-        str(about.name),
-        about.nbytes,
-        about.uuid,
-        mode=about.mode,
-        gpu=gpu,
-        cpu=cpu,
-        wait=wait,
-    )
+    name, mode = str(about.name), about.mode
+    try:
+        draft = await calls.create(
+            client, name, about.nbytes, about.uuid, mode=mode, gpu=gpu, cpu=cpu, wait=wait
+        )
+    except PermissionDenied as error:
+        raise Gone(f"{call}: another process made {name!r}, which is read-only") from error
     with Undo() as undo:
         undo.keep(draft)
         await region_calls.set_metadata(draft, copies.marked(about.metadata, stamp, draft.id))

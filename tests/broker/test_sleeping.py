@@ -314,6 +314,15 @@ class TestSleepMany:
         connected.wake_many([region])
         assert region.info().mode == 0o640
 
+    def test_lets_no_more_users_read_the_copy_than_the_region(self, connected, region):
+        connected.chmod("weights", 0o644)
+        connected.keep_many([region])
+        connected.chmod("weights", 0o600)
+        assert copy_of(connected).mode == 0o600
+        connected.put("weights", DATA + 1, mode=0o600).close()
+        connected.chmod("weights", 0o644)
+        assert copy_of(connected).mode == 0o600
+
     def test_leaves_one_copy_of_processes_that_sleep_at_once(self, broker, connected):
         clients = [gdrpy.connect(broker.path) for _ in range(6)]
         regions = [client.get("weights") for client in clients]

@@ -677,6 +677,9 @@ class Service:
                     f"{call}: {region} is sealed, and so is its metadata: publish a new version"
                 )
             metadata = request.metadata
+        copy = self._copy_with_contents_of(region) if region.linked else None
+        if copy is not None and copy.mode != mode:
+            self.table.commit(records.Changed(copy.number, mode, copy.metadata))
         self.table.commit(records.Changed(region.number, mode, metadata))
         return replies.Reply(id=request.id), []
 

@@ -97,7 +97,7 @@ def parts(model: torch.nn.Module, region: gdrpy.Region) -> tuple[set[str], set[s
 def own_copy(engines: Any, folder: str) -> Any:
     """What an engine has that loads by itself."""
     config = engines.config_of(folder)
-    config.load_config = engines.LoadConfig("files")
+    config.load_config = engines.LoadConfig(load_format="files")
     return engines.state(engines.start(config))
 
 
@@ -524,7 +524,7 @@ def sleeper(engines: Any, broker: gdrpy.Broker, folder: str) -> Any:
         model=model,
         region=loader().shared[0].region,
         backend=backend_of(config),
-        asked=sys.modules["vllm.device_allocator"].get_mem_allocator_instance().calls,
+        asked=sys.modules["vllm.device_allocator"].calls,
     )
 
 
@@ -916,7 +916,8 @@ class TestCache:
         assert broker.status()["used"]["0"] == 2 * MIB
 
     def test_is_what_vllm_makes_its_cache_in(self, engines, broker, folder, monkeypatch):
-        allocator = importlib.import_module("vllm.device_allocator").get_mem_allocator_instance()
+        module = importlib.import_module("vllm.device_allocator")
+        allocator, calls = module.get_mem_allocator_instance(), module.calls
         monkeypatch.setattr(
             "gdrpy.vllm.kv_cache.Pool", lambda region: SimpleNamespace(use=lambda: region)
         )
@@ -926,7 +927,7 @@ class TestCache:
         (cache,) = kv_cache.caches
         assert allocator.use_memory_pool("kv_cache") is cache.region
         allocator.use_memory_pool("weights")
-        assert allocator.calls == [("use_memory_pool", "weights")]
+        assert calls == [("use_memory_pool", "weights")]
         assert cache.region.nbytes == (1 + 128 + 2 * 2) * MIB
         backend = backend_of(config)
         backend.suspend(level=1)
@@ -941,7 +942,7 @@ class TestCache:
         assert (kv_cache.caches, broker.stat("kv").holders) == ([], ())
         assert cache.region.closed
         allocator.use_memory_pool("kv_cache")  # of the next engine
-        assert allocator.calls[-1] == ("use_memory_pool", "kv_cache")
+        assert calls[-1] == ("use_memory_pool", "kv_cache")
 
     def test_of_the_next_engine_in_the_process_is_in_its_own_region(
         self, engines, broker, folder, monkeypatch

@@ -29,11 +29,13 @@ loads: list[str] = []
 class Quantized(QuantizeMethodBase):
     """Stores a weight transposed, beside tensors and numbers that it makes from the data."""
 
-    def create_weights(self, layer: nn.Module, *weight_args: Any, **more: Any) -> None:
+    def create_weights(
+        self, layer: nn.Module, *weight_args: Any, **extra_weight_attrs: Any
+    ) -> None:
         layer.weight = nn.Parameter(torch.empty(weight_args), requires_grad=False)
         layer.scale = nn.Parameter(torch.tensor(-1.0), requires_grad=False)
 
-    def apply(self, layer: nn.Module, *args: Any, **more: Any) -> torch.Tensor:
+    def apply(self, layer: nn.Module, *args: Any, **kwargs: Any) -> torch.Tensor:
         return args[0] @ layer.weight * layer.factor
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
@@ -215,7 +217,7 @@ def config_of(folder: str, extra: Any = None, **more: Any) -> SimpleNamespace:
         lora_config=None,
         weight_transfer_config=given["transfer"],
         device_config=SimpleNamespace(device="cpu"),
-        load_config=LoadConfig("gdrpy", extra),
+        load_config=LoadConfig(load_format="gdrpy", model_loader_extra_config=extra),
         compilation_config=SimpleNamespace(static_forward_context={}, static_all_moe_layers=[]),
     )
 

@@ -9,10 +9,14 @@ class WeightTransferEngineFactory:
     _registry: ClassVar[dict[str, tuple[str, str]]] = {}
 
     @classmethod
-    def register_engine(cls, name: str, module_path: str, class_name: str) -> None:
+    def register_engine(
+        cls, name: str, module_path_or_cls: str, class_name: str | None = None
+    ) -> None:
         if name in cls._registry:
             raise ValueError(f"weight transfer engine {name!r} is there already")
-        cls._registry[name] = module_path, class_name
+        if class_name is None:
+            raise ValueError("class_name is required")  # the genuine one takes a class too
+        cls._registry[name] = module_path_or_cls, class_name
 
     @classmethod
     def create_engine(

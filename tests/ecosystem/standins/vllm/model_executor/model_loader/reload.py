@@ -10,5 +10,9 @@ def initialize_layerwise_reload(model: torch.nn.Module) -> None:
     calls.append(("initialize", model))
 
 
-def finalize_layerwise_reload(model: torch.nn.Module, model_config: Any) -> None:
+def finalize_layerwise_reload(*args: Any, **kwargs: Any) -> None:
+    finalize_layerwise_processing(*args, **kwargs)
+
+
+def finalize_layerwise_processing(model: torch.nn.Module, model_config: Any) -> None:
     calls.append(("finalize", model))

@@ -132,6 +132,7 @@ class Engine:
             self._timed(loader.Contents, "fill", "fill_s")
             self._timed(loader.Loader, "load_model", "weights_s")
         began = perf_counter()
+        most = options.setdefault("max_num_seqs", 64)
         self._llm = LLM(
             **options,
             skip_tokenizer_init=True,
@@ -140,11 +141,10 @@ class Engine:
             worker_extension_cls="gdrpy.vllm.WorkerExtension",
             enable_prefix_caching=False,  # what is cached changes the last bits, and so tokens
             max_model_len=512,
-            max_num_seqs=64,
             compilation_config={
                 "mode": 0,
                 "cudagraph_mode": "FULL_DECODE_ONLY",
-                "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32, 64],
+                "cudagraph_capture_sizes": [1 << power for power in range(most.bit_length())],
             },
         )
         self._times["start_s"] = perf_counter() - began

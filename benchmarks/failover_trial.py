@@ -220,7 +220,7 @@ class Trial:
         return process
 
     def _contents(self) -> str:
-        with self.client.get(_WEIGHTS, gpu=False) as region:
+        with self.client.wake(_WEIGHTS, gpu=False) as region:
             return hashlib.sha256(region.read()).hexdigest()
 
     def _settled(self, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:

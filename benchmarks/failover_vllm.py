@@ -63,6 +63,7 @@ class Engines:
             "model": self._model,
             "gpu_memory_utilization": 0.05,
             "kv_cache_memory_bytes": 1 << 28,
+            "max_num_seqs": 1,
         }
         process = _Process(target=_serve, args=(peer, options | loading, self.log))
         process.start()

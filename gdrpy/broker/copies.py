@@ -27,7 +27,7 @@ NAME_BYTES = len(".host/") + 16
 
 
 class _Marked(msgspec.Struct):
-    mark: msgspec.Raw = msgspec.field(name=MARK, default=msgspec.Raw(b"\xc0"))
+    mark: Any = msgspec.field(name=MARK, default=None)
 
 
 _decode = msgspec.msgpack.Decoder(_Marked).decode
@@ -61,12 +61,11 @@ def mark_of(metadata: dict[str, Any] | None, region: int) -> Mark | None:
 
 
 def mark_in(packed: bytes, region: int) -> Mark | None:
-    """A region's own mark in packed metadata. It decodes nothing else, which may be deep."""
+    """A region's own mark in packed metadata; None for metadata that cannot be decoded."""
     try:
-        value = msgspec.msgpack.decode(_decode(packed).mark) if packed else None
+        return mark_of({MARK: _decode(packed).mark}, region) if packed else None
     except UNDECODABLE:
         return None
-    return mark_of({MARK: value}, region)
 
 
 def own_stamp(region: int, life: str) -> str:

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from msgpack import packb
 
 from gdrpy.broker import requests
-from gdrpy.broker.copies import MARK
+from gdrpy.broker.copies import Mark
 from gdrpy.broker.server import records
 from gdrpy.broker.server.compaction import Compaction
 from gdrpy.broker.server.journal import Journal
@@ -342,11 +342,11 @@ def copy(table: Table, name: str, uid: int) -> None:
     """Publish a sleeper's copy, in place of the user's older one."""
     number = table.number()
     stamp = f"{number:016x}"
-    mark = packb({MARK: [stamp, number, f"GPU-{'0' * 8}-0000-0000-0000-{'0' * 12}"]})
+    mark = Mark(stamp, f"GPU-{'0' * 8}-0000-0000-0000-{'0' * 12}")
     older = table.copies.get(name, {}).get(uid)
     made = f"{name}.host/{stamp}"
-    table.commit(records.Made(number, made, 1, 4096, -1, uid, uid, 0o600, mark))
-    table.commit(records.SealedNow(number))
+    table.commit(records.Made(number, made, 1, 4096, -1, uid, uid, 0o600, b""))
+    table.commit(records.SealedNow(number, None, mark))
     table.commit(records.Published(number, 1, [], [older.number] if older else []))
 
 

@@ -143,12 +143,11 @@ async def wake(
             return await calls.get(client, name, gpu=gpu, cpu=cpu)
         except NotFound as error:
             found = await lookup.copy_of(client, name)
-            if found is None:
+            mark = None if found is None else copies.mark_of(found.metadata, found.region)
+            if found is None or mark is None:
                 raise error from None
         copy = await _open(client, found)
         if copy is not None:
-            mark = copies.mark_of(found.metadata, found.region)
-            assert mark is not None
             about = replace(found, name=name, uuid=mark.gpu)
             views = gpu, cpu or not gpu  # the contents go through one
             with copy, suppress(Gone):  # it was deleted or replaced meanwhile

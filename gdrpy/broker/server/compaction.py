@@ -96,7 +96,7 @@ def _records_of(table: Table, region: RegionEntry) -> Iterator[records.Record]:
     if region.linked:
         yield records.Published(number, region.version)
     if region.sealed:
-        yield records.SealedNow(number, region.copy_of)
+        yield records.SealedNow(number, region.copy_of, region.mark)
     if table.keeps(region):
         yield records.Kept(number)
     if region.digest is not None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from gdrpy.broker.copies import Mark
+
 
 class Record(msgspec.Struct, array_like=True, gc=False):
     """A change."""
@@ -70,6 +72,8 @@ class SealedNow(Record, tag=4):
     region: int
     #: The life and the number of another broker's region that it is a copy of.
     copy_of: tuple[str, int] | None = None
+    #: The mark in its metadata.
+    mark: Mark | None = None
 
 
 class Digested(Record, tag=5):

@@ -16,6 +16,7 @@ from msgspec.structs import astuple, replace
 
 from gdrpy import errors
 from gdrpy.broker import protocol, replies, requests
+from gdrpy.broker.copies import mark_in
 from gdrpy.broker.protocol import PUBLISH_LIMIT
 from gdrpy.broker.replies import Grant, Grants
 from gdrpy.broker.server import memory, records, telling
@@ -540,7 +541,8 @@ class Service:
         if request.copy_of is not None:
             require_owner(session.identity, region, "seal")  # all processes of its owner trust it
         if not region.sealed:
-            self.table.commit(records.SealedNow(region.number, request.copy_of))
+            mark = mark_in(region.metadata, region.number)
+            self.table.commit(records.SealedNow(region.number, request.copy_of, mark))
             if region.linked:
                 self._keep_if_free(region)
                 self.announce("sealed", region)

@@ -15,7 +15,7 @@ from msgspec import Struct, field
 from msgspec.structs import astuple
 
 from gdrpy.broker.checkpoint import places_of
-from gdrpy.broker.copies import Mark, mark_in, original_of, own_stamp
+from gdrpy.broker.copies import Mark, original_of, own_stamp
 from gdrpy.broker.protocol import CPU_DEVICE
 from gdrpy.broker.server import records
 from gdrpy.broker.server.rights import Identity, shared_groups
@@ -243,7 +243,7 @@ class Table:
     def _seal(self, record: records.SealedNow) -> None:
         region = self.regions[record.region]
         region.sealed = True
-        region.mark = mark_in(region.metadata, region.number)
+        region.mark = record.mark
         region.copy_of = record.copy_of
         self._find_copy(region)
         if region.copy_of is not None:

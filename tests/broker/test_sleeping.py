@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -602,6 +603,20 @@ class TestWakeMany:
         assert region.detached
         region.attach(newer=True)
         assert region.numpy()[0] == 1
+
+    def test_keeps_the_copy_that_it_woke_from_until_it_takes_a_newer_version(
+        self, connected, region
+    ):
+        connected.sleep_many([region])
+        connected.wake_many([region])
+        mapped = f"{region._copy.cpu.address:x}-"
+        assert mapped in Path("/proc/self/maps").read_text()
+        region.detach()
+        connected.put("weights", DATA + 1, seal=True, metadata={"of": "llama"}).close()
+        region.attach(newer=True)
+        for thread in threading.enumerate()[1:]:
+            thread.join(10)
+        assert mapped not in Path("/proc/self/maps").read_text()
 
     def test_of_an_older_version_does_not_come_before_the_newer_one(self, connected, other, region):
         connected.sleep_many([region])

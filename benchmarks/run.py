@@ -18,6 +18,7 @@ import attach
 import broker
 import channel
 import copyengine
+import detach
 import engine
 import goals
 import latency
@@ -45,6 +46,7 @@ _ALL = (
     copyengine,
     scatter,
     attach,
+    detach,
     libgdrapi,
     broker,
     pingpong,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import detach
 import latency
 import promises
 import tables
@@ -186,6 +187,8 @@ class TestCoverage:
         }
         assert unverified == {
             latency.EMPTY_CALL,
+            detach.UNMAP,
+            detach.MAP,
             "alloc and close, 2 MiB",
             "export and close",
             "map and close, 4 KiB",

@@ -171,6 +171,24 @@ class TestSleeper:
         for one in regions:
             one.close()
 
+    def test_of_many_regions_ends_by_one_packet(self, connected, monkeypatch):
+        names = [f"layer/{number}" for number in range(20)]
+        regions = [connected.allocate(name, 1, cpu=False) for name in names]
+        gdrpy.detach_many(regions)
+        sent = []
+        transport = type(connected._connection.transport)
+        send_now = transport.send_now
+        monkeypatch.setattr(
+            transport,
+            "send_now",
+            lambda self, packet: sent.append(packet) or send_now(self, packet),
+        )
+        connected.attach_many(regions)
+        assert len(sent) == 1
+        assert [connected.stat(name).asleep for name in names] == [0] * 20
+        for one in regions:
+            one.close()
+
     def test_of_asyncio_is_told(self, broker, connected):
         async def main() -> None:
             async with await aio.connect(broker.path) as client:

@@ -22,7 +22,7 @@ from gdrpy.broker.client.arguments import (
     as_seconds,
 )
 from gdrpy.broker.client.base import BrokerBase
-from gdrpy.broker.client.connection import Parcels
+from gdrpy.broker.client.connection import Lease, Parcels
 from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.client.watch import Watching
 from gdrpy.broker.protocol import (
@@ -382,13 +382,17 @@ async def attach_many(client: BrokerBase[R], regions: Iterable[R], *, newer: boo
 def attach_granted(
     call: str, newer: bool, granted: Iterable[tuple[LeasedRegion, Grant, Parcels]]
 ) -> None:
-    """Attach regions to the memory that was granted for each, all or none."""
+    """Attach regions of one connection to the memory that was granted for each, all or none."""
+    asleep: list[Lease] = []
     with Undo() as undo:
         for region, grant, parcels in granted:
             undo.callback(vars(region).update, region._described())
+            asleep += filter(None, [region._sleeper])
             if region._attach_granted(call, newer, grant, parcels):
                 undo.callback(region.detach)
         undo.forget()
+    if asleep:
+        region._broker._connection.give_back(asleep)
 
 
 def _batches(wanted: list[Any]) -> Iterator[list[Any]]:

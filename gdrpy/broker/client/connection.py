@@ -389,6 +389,17 @@ class Connection:
         while self.returned and self.transport.try_alone(self._send_returned):
             pass
 
+    def give_back(self, leases: list[Lease]) -> None:
+        """Drop leases, and return them by one packet instead of one each."""
+
+        def drop() -> bool:
+            leases.clear()
+            return True
+
+        if not self.transport.try_alone(drop):
+            drop()
+        self.flush()
+
     def _send_returned(self) -> bool:
         """Send all returned regions, with the lock held; returns whether the socket took them.
 

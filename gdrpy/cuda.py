@@ -26,7 +26,11 @@ _KERNEL_NODES = ("/dev/nvidiactl", "/dev/dxg")
 def simulated() -> bool:
     """Whether CUDA calls of this process go to the simulated GPU."""
     driver()
-    return sim.loaded()
+    return _simulated()
+
+
+#: Asking the loader takes longer than all else that an export of an array does.
+_simulated = functools.cache(sim.loaded)
 
 
 @functools.cache

@@ -175,6 +175,8 @@ class Loader(BaseModelLoader):
         weakref.finalize(model, _forget, one)
         if model_config.sleep_mode_backend == "cumem":  # it knows nothing of the region
             model_config.sleep_mode_backend = "gdrpy"
+            if getattr(model_config, "sleep_mode_offload_cudagraph", False):
+                _logger.warning("gdrpy: CUDA graphs stay on the GPU: only cumem offloads them")
         return model
 
     def _found(self, broker: Broker, name: str) -> BrokerRegion | None:

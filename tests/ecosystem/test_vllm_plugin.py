@@ -534,6 +534,15 @@ def names(broker: gdrpy.Broker) -> list[str]:
 
 
 class TestSleep:
+    def test_tells_that_graphs_stay_where_vllm_was_to_offload_them(
+        self, engines, broker, folder, caplog
+    ):
+        config = engines.config_of(folder)
+        config.model_config.sleep_mode_offload_cudagraph = True
+        engines.start(config)
+        told = "gdrpy: CUDA graphs stay on the GPU: only cumem offloads them"
+        assert caplog.messages.count(told) == 1
+
     def test_gives_gpu_memory_back_and_brings_the_bytes_again(self, engines, broker, sleeper):
         expected, place = engines.state(sleeper.model), sleeper.region.ptr
         assert names(broker) == ["model", "model.host"]  # kept from the start

@@ -1,5 +1,5 @@
 """What gdrpy.vllm uses of vLLM, and no more: it is as strict as the genuine 0.25.1, which needs a
-GPU. Only tests/ecosystem/test_vllm_plugin.py puts it on the path; test_vllm_seams.py compares the
+GPU. Only conftest.py puts it on the path; test_vllm_seams.py compares the
 two.
 """
 

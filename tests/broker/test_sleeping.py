@@ -324,6 +324,14 @@ class TestSleepMany:
         connected.chmod("weights", 0o644)
         assert copy_of(connected).mode == 0o600
 
+    def test_lets_no_more_users_read_the_copy_than_the_region_had_when_it_was_copied(
+        self, connected, other, region, meanwhile
+    ):
+        connected.chmod("weights", 0o644)
+        meanwhile(requests.Create, lambda: other.chmod("weights", 0o600))
+        connected.keep_many([region])
+        assert copy_of(connected).mode == 0o600
+
     def test_leaves_one_copy_of_processes_that_sleep_at_once(self, broker, connected):
         clients = [gdrpy.connect(broker.path) for _ in range(6)]
         regions = [client.get("weights") for client in clients]

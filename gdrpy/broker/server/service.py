@@ -340,6 +340,7 @@ class Service:
             self.table.commit(records.Published(*made[0], made[1:], list(some)))
             for draft in drafts:
                 self._keep_if_free(draft)
+                self._take_mode(draft)
                 self.announce("published", draft)
             self._deleted(some.values())
         first, *others = regions
@@ -405,6 +406,16 @@ class Service:
         name = copy.original
         if name is not None and name not in self.table.names and name not in self.table.kept:
             self.table.commit(records.Kept(copy.number))
+
+    def _take_mode(self, copy: RegionEntry) -> None:
+        """Give a copy of a sleeper the mode of its region, which may have changed meanwhile."""
+        region = self.table.names.get(copy.original or "")
+        if region is not None and self._copy_with_contents_of(region) is copy:
+            self._change_mode(copy, region.mode)
+
+    def _change_mode(self, copy: RegionEntry, mode: int) -> None:
+        if copy.mode != mode:
+            self.table.commit(records.Changed(copy.number, mode, copy.metadata))
 
     def _replaceable(self, call: str, session: Session, name: str) -> RegionEntry | None:
         """The region that the name refers to, if any, which requires write permission."""
@@ -680,8 +691,8 @@ class Service:
                 )
             metadata = request.metadata
         copy = self._copy_with_contents_of(region) if region.linked else None
-        if copy is not None and copy.mode != mode:
-            self.table.commit(records.Changed(copy.number, mode, copy.metadata))
+        if copy is not None:
+            self._change_mode(copy, mode)
         self.table.commit(records.Changed(region.number, mode, metadata))
         return replies.Reply(id=request.id), []
 

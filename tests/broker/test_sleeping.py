@@ -626,6 +626,17 @@ class TestWakeMany:
             thread.join(10)
         assert mapped not in Path("/proc/self/maps").read_text()
 
+    def test_lets_no_more_users_read_the_region_than_before_the_last_one_slept(
+        self, connected, other, region
+    ):
+        connected.chmod("weights", 0o644)
+        with other.get("weights") as last:
+            connected.sleep_many([region])
+            other.chmod("weights", 0o600)
+            other.sleep_many([last])
+            connected.wake_many([region])
+        assert connected.stat("weights").mode == 0o600
+
     def test_of_an_older_version_does_not_come_before_the_newer_one(self, connected, other, region):
         connected.sleep_many([region])
         connected.wake_many([region])

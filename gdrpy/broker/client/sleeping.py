@@ -236,15 +236,18 @@ async def _woken(
             with suppress(NotFound):
                 grant, parcels = await client._ask(request, Grant)
                 break
-            copy, number = await _opened(client, call, region, stamp, slept.uid)
+            copy, found = await _opened(client, call, region, stamp, slept.uid)
+            about = replace(slept, mode=found.mode)  # it may have changed since
             with suppress(Gone):  # the copy was deleted or replaced meanwhile
-                made = await _made(client, call, copy, number, slept, stamp, wait, True, False)
+                made = await _made(
+                    client, call, copy, found.region, about, stamp, wait, True, False
+                )
         with Undo() as undo:
             undo.callback(parcels.clear)
             stat = requests.Stat(region=grant.region, id=0)
             info = described((await client._ask(stat, Description, [parcels[0][1]]))[0])
-            found = copies.stamp_of(info.metadata, info.region, parcels[0][1].life)
-            if (found, info.uid) != (stamp, slept.uid):
+            its = copies.stamp_of(info.metadata, info.region, parcels[0][1].life)
+            if (its, info.uid) != (stamp, slept.uid):
                 raise Gone(
                     f"{call}: region {name!r} has other contents now, of version {info.version}: "
                     f"take them by attach(newer=True), or close this one"
@@ -258,10 +261,10 @@ async def _woken(
 
 async def _opened(
     client: BrokerBase[R], call: str, region: R, stamp: str, owner: int
-) -> tuple[LeasedRegion, int]:
+) -> tuple[LeasedRegion, RegionInfo]:
     """The copy of these contents, which stays open: unmapping it takes longer than a copy.
 
-    Returns its number, too.
+    Returns what the broker tells of it, too.
     """
     name = str(region.name)
     while True:
@@ -274,7 +277,7 @@ async def _opened(
             if copy is None:
                 continue
             region._copy = copy  # the one before goes when no thread reads it any more
-        return copy, about.region
+        return copy, about
 
 
 async def _open(client: BrokerBase[R], about: RegionInfo) -> R | None:

@@ -15,14 +15,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from msgpack import packb
 
 from gdrpy.broker import requests
-from gdrpy.broker.copies import Mark
+from gdrpy.broker.copies import MARK, Mark
 from gdrpy.broker.server import records
 from gdrpy.broker.server.compaction import Compaction
 from gdrpy.broker.server.journal import Journal
 from gdrpy.broker.server.quotas import Quotas
 from gdrpy.broker.server.rights import Identity
 from gdrpy.broker.server.service import Service
-from gdrpy.broker.server.table import RegionEntry, Table
+from gdrpy.broker.server.table import RegionEntry, Session, Table
 
 
 def described(table: Table) -> dict[str, Any]:
@@ -389,6 +389,36 @@ class TestDeletionInTurns:
         publish(300)
         assert [answer for answer in work if answer] != []
         assert {f"m/01234567/{number:04}" for number in range(300)} | {"m"} <= table.names.keys()
+
+
+class TestCopies:
+    def test_are_none_of_those_that_are_sealed_after_they_are_published(self) -> None:
+        """A user would have two, and the next broker would take the other one."""
+        entries: list[bytes] = []
+        table = Table(lambda record: None, lambda region: None)
+        table.commit(records.Life("00ff" * 8, 1))
+        service = Service(SimpleNamespace(table=table, freed=False), Quotas(), "test", False)
+        session, _ = service.begin(Identity(1, 2, 7, 7, frozenset()), requests.Hello(1, "t", id=1))
+        first = draft(table, session)
+        service._seal(session, requests.Seal(first, id=2))
+        service._publish(session, requests.Publish(first, id=3))
+        second = draft(table, session)
+        service._publish(session, requests.Publish(second, id=4))
+        service._seal(session, requests.Seal(second, id=5))
+        assert table.copies == {"a": {7: table.regions[first]}}
+        assert copying(table, entries).go_on(1 << 30)
+        assert described(replayed(entries)) == described(table)
+
+
+def draft(table: Table, session: Session) -> int:
+    """A draft that says it is a copy of a region "a"."""
+    number, stamp = table.number(), "0123456789abcdef"
+    mark = packb({MARK: [stamp, number, f"GPU-{'0' * 8}-0000-0000-0000-{'0' * 12}"]})
+    uid = session.identity.uid
+    name = f"a.host/{number:016x}"
+    table.commit(records.Made(number, name, 1, 4096, -1, uid, uid, 0o600, mark))
+    table.grant(session, table.regions[number], True, False)
+    return number
 
 
 class TestCompaction:

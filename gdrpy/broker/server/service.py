@@ -552,10 +552,10 @@ class Service:
         if request.copy_of is not None:
             require_owner(session.identity, region, "seal")  # all processes of its owner trust it
         if not region.sealed:
-            mark = mark_in(region.metadata, region.number)
+            # The step that publishes a copy deletes the one before, so none becomes one later.
+            mark = None if region.linked else mark_in(region.metadata, region.number)
             self.table.commit(records.SealedNow(region.number, request.copy_of, mark))
             if region.linked:
-                self._keep_if_free(region)
                 self.announce("sealed", region)
         return replies.Reply(id=request.id), []
 

@@ -21,6 +21,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Self, TypeVar
 
+from gdrpy._core._mapping import try_alone
 from gdrpy.broker.client import (
     arrays,
     calls,
@@ -59,6 +60,8 @@ class _Transport(Transport):
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._turn = asyncio.Lock()
+        #: Held by what does something at once, without the turn.
+        self._doing = threading.Lock()
         #: The pending wait: only :meth:`close` closes the socket during one.
         self._waiting: asyncio.Future[None] | None = None
 
@@ -88,8 +91,9 @@ class _Transport(Transport):
             return await do(*args)
 
     def try_alone(self, do: Callable[[], bool]) -> bool:
-        # Nothing else can begin meanwhile: all calls run in this thread.
-        return threading.get_ident() == self._thread and not self._turn.locked() and do()
+        # Nothing else can begin meanwhile, but for finalizers: all calls run in this thread.
+        here = threading.get_ident() == self._thread
+        return here and not self._turn.locked() and try_alone(self._doing, do)
 
     async def exchange(self, packet: bytes) -> Packet:
         deadline = deadline_of(self.timeout)

@@ -269,6 +269,36 @@ class TestClosing:
 
         asyncio.run(main())
 
+    def test_a_region_while_others_are_given_back_keeps_the_connection(self, fake, monkeypatch):
+        """As the garbage collector does, anywhere."""
+
+        def serve(peer):
+            peer.hello()
+            peer.give(peer.take("get"), grant())
+            peer.give(peer.take("get"), grant(8))
+            assert peer.take("release")["regions"] == [7]
+            assert peer.take("release")["regions"] == [8]
+            peer.reply(peer.take("delete"))
+            peer.until_closed()
+
+        async def main():
+            async with await aio.connect(fake(serve)) as broker:
+                first, second = [await broker.get("a", gpu=False) for _ in range(2)]
+                transport = type(broker._connection.transport)
+                send_now = transport.send_now
+
+                def send(self, packet):
+                    second.close()
+                    return send_now(self, packet)
+
+                monkeypatch.setattr(transport, "send_now", send)
+                first.close()
+                await broker.delete("a")
+
+        asyncio.run(main())
+
+        asyncio.run(main())
+
 
 class TestWatch:
     def test_yields_events(self, fake):

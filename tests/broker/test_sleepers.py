@@ -189,6 +189,29 @@ class TestSleeper:
         for one in regions:
             one.close()
 
+    def test_of_many_regions_of_asyncio_ends_by_one_packet(self, broker, monkeypatch):
+        sent = []
+
+        async def main() -> None:
+            async with await aio.connect(broker.path) as client:
+                regions = [await client.allocate(f"{n}", 1, cpu=False) for n in range(20)]
+                gdrpy.detach_many(regions)
+                await client.status()
+                transport = type(client._connection.transport)
+                send_now = transport.send_now
+                monkeypatch.setattr(
+                    transport,
+                    "send_now",
+                    lambda self, packet: sent.append(packet) or send_now(self, packet),
+                )
+                await client.attach_many(regions)
+                assert len(sent) == 1
+                assert [(await client.stat(f"{n}")).asleep for n in range(20)] == [0] * 20
+                for one in regions:
+                    one.close()
+
+        asyncio.run(main())
+
     def test_of_asyncio_is_told(self, broker, connected):
         async def main() -> None:
             async with await aio.connect(broker.path) as client:

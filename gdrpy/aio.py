@@ -91,9 +91,12 @@ class _Transport(Transport):
             return await do(*args)
 
     def try_alone(self, do: Callable[[], bool]) -> bool:
+        if threading.get_ident() != self._thread:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self.try_alone, do)
+            return False
         # Nothing else can begin meanwhile, but for finalizers: all calls run in this thread.
-        here = threading.get_ident() == self._thread
-        return here and not self._turn.locked() and try_alone(self._doing, do)
+        return not self._turn.locked() and try_alone(self._doing, do)
 
     async def exchange(self, packet: bytes) -> Packet:
         deadline = deadline_of(self.timeout)

@@ -253,21 +253,40 @@ class TestClosing:
 
         asyncio.run(main())
 
-    def test_a_region_in_another_thread_gives_it_back_with_the_next_call(self, fake):
+    def test_a_region_in_another_thread_gives_it_back_at_once(self, fake):
+        told = threading.Event()
+
         def serve(peer):
             peer.hello()
             peer.give(peer.take("get"), grant())
             assert peer.take("release")["regions"] == [7]
-            peer.reply(peer.take("delete"))
+            told.set()
             peer.until_closed()
 
         async def main():
             async with await aio.connect(fake(serve)) as broker:
                 region = await broker.get("a", gpu=False)
                 await asyncio.to_thread(region.close)
-                await broker.delete("a")
+                assert await asyncio.to_thread(told.wait, 10)
 
         asyncio.run(main())
+
+    def test_a_region_in_another_thread_after_the_loop_has_ended_raises_nothing(self, fake):
+        async def main():
+            broker = await aio.connect(fake(serve))
+            return broker, await broker.get("a", gpu=False)
+
+        def serve(peer):
+            peer.hello()
+            peer.give(peer.take("get"), grant())
+            peer.until_closed()
+
+        broker, region = asyncio.run(main())
+        thread = threading.Thread(target=region.close)
+        thread.start()
+        thread.join()
+        assert region.closed
+        broker._connection.close()
 
     def test_a_region_while_others_are_given_back_keeps_the_connection(self, fake, monkeypatch):
         """As the garbage collector does, anywhere."""

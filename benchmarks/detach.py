@@ -64,10 +64,11 @@ def _measure(session: Session, client: gdrpy.Broker, regions: list[gdrpy.BrokerR
             for number, region in enumerate(regions)
         )
     alone = _Alone(regions)
+    gdrpy.detach_many(regions)
     try:
         for _ in range(_ROUNDS_QUICK if session.quick else _ROUNDS):
-            take(UNMAP, alone.unmap)
             take(MAP, alone.map)
+            take(UNMAP, alone.unmap)
     finally:
         alone.close()
     methods = {
@@ -82,7 +83,7 @@ def _measure(session: Session, client: gdrpy.Broker, regions: list[gdrpy.BrokerR
 
 
 class _Alone:
-    """The driver's calls for the memory of regions, mapped at addresses of their own."""
+    """The driver's calls for the memory of regions, at addresses of its own."""
 
     def __init__(self, regions: list[gdrpy.BrokerRegion]) -> None:
         driver = cuda.driver()
@@ -94,7 +95,6 @@ class _Alone:
         self._fds = [region.export() for region in regions]
         self._addresses = [cuda.call("cuMemAddressReserve", self._nbytes, 0, 0, 0) for _ in regions]
         self._handles: list[object] = []
-        self.map()
 
     def map(self) -> None:
         for fd, address in zip(self._fds, self._addresses, strict=True):
@@ -110,7 +110,6 @@ class _Alone:
         self._handles.clear()
 
     def close(self) -> None:
-        self.unmap()
         for address in self._addresses:
             cuda.call("cuMemAddressFree", address, self._nbytes)
         for fd in self._fds:

@@ -19,8 +19,8 @@ from gdrpy import aio
 from gdrpy.broker.replies import Sleeper
 from gdrpy.broker.server.quotas import USER_SLEEPERS
 from rawclient import RawClient
+from sleeping import DATA, connected, copy_of, other, region
 from test_rights import BROKER_UID, as_user
-from test_sleeping import DATA, connected, copy_of, other, region
 
 __all__ = ["connected", "other", "region"]
 

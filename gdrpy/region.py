@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Self, TypeVar
 from weakref import ref
 
@@ -391,10 +391,14 @@ class Region(Shown):
         self._memory.source = None
         self._memory.detach()
 
-    def _give_back(self, source: Any) -> None:
-        """Close the object that the memory kept alive before it was detached."""
+    def _give_back(self, source: Any) -> Callable[[], None] | None:
+        """Close the object that the memory kept alive before it was detached.
+
+        Returns what is to be called then, once for all regions for which it is the same.
+        """
         if source is not None:
             source.close()
+        return None
 
     def _check(self, call: str, /) -> None:
         super()._check(call)
@@ -462,8 +466,8 @@ def _detach_all(call: str, regions: list[Region]) -> None:
         for region in regions:
             alone(region._lock, region._detach, call, kept, restore, sources)
         restore.forget()
-    for region, source in sources:
-        region._give_back(source)
+    for tell in filter(None, {region._give_back(source) for region, source in sources}):
+        tell()
 
 
 def wait_for_work(call: str, regions: list[Region]) -> None:

@@ -171,10 +171,9 @@ class TestSleeper:
         for one in regions:
             one.close()
 
-    def test_of_many_regions_ends_by_one_packet(self, connected, monkeypatch):
+    def test_of_many_regions_begins_by_two_packets_and_ends_by_one(self, connected, monkeypatch):
         names = [f"layer/{number}" for number in range(20)]
         regions = [connected.allocate(name, 1, cpu=False) for name in names]
-        gdrpy.detach_many(regions)
         sent = []
         transport = type(connected._connection.transport)
         send_now = transport.send_now
@@ -183,8 +182,11 @@ class TestSleeper:
             "send_now",
             lambda self, packet: sent.append(packet) or send_now(self, packet),
         )
+        gdrpy.detach_many(regions)
+        assert len(sent) == 2  # first those that fall asleep
+        assert [connected.stat(name).asleep for name in names] == [1] * 20
         connected.attach_many(regions)
-        assert len(sent) == 1
+        assert len(sent) == 3
         assert [connected.stat(name).asleep for name in names] == [0] * 20
         for one in regions:
             one.close()

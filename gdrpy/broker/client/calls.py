@@ -392,7 +392,8 @@ def attach_granted(
                 undo.callback(region.detach)
         undo.forget()
     if asleep:
-        region._broker._connection.give_back(asleep)
+        region._broker._connection.close_leases(asleep)
+        region._broker._connection.flush()
 
 
 def _batches(wanted: list[Any]) -> Iterator[list[Any]]:

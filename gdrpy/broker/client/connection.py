@@ -389,16 +389,16 @@ class Connection:
         while self.returned and self.transport.try_alone(self._send_returned):
             pass
 
-    def give_back(self, leases: list[Lease]) -> None:
-        """Drop leases, and return them by one packet instead of one each."""
+    def close_leases(self, leases: list[Lease]) -> None:
+        """Close leases, and have the next :meth:`flush` tell the broker, if no call runs."""
 
-        def drop() -> bool:
-            leases.clear()
+        def close() -> bool:
+            for lease in leases:
+                lease.close()
             return True
 
-        if not self.transport.try_alone(drop):
-            drop()
-        self.flush()
+        if not self.transport.try_alone(close):
+            close()
 
     def _send_returned(self) -> bool:
         """Send all returned regions, with the lock held; returns whether the socket took them.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from contextlib import suppress
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -159,9 +160,11 @@ class LeasedRegion(Region):
             self._sleeper = None
         return attached
 
-    def _give_back(self, source: Any) -> None:
+    def _give_back(self, source: Any) -> Callable[[], None] | None:
         alone(self._lock, self._fall_asleep, source)
-        super()._give_back(source)
+        connection = self._broker._connection
+        connection.close_leases([source])
+        return connection.flush
 
     def _fall_asleep(self, lease: Lease) -> None:
         if self.detached and self.version and not lease.lost:

@@ -26,7 +26,9 @@ from results import FORMAT, add_arguments, save
 _WORKER = Path(__file__).with_name("pairs_worker.py")
 #: Processes of each checkout: where its memory lies makes one some percent slower than the next.
 _EACH = 4
+#: How long a batch is to take, and the fewest calls of one.
 _BATCH_NS = 2e6
+_FEWEST = 5
 #: Calls that are tried first: those of a short batch, then more of quick ones.
 _TRIED = (4, 64)
 
@@ -108,7 +110,7 @@ def pair(call: str, old: list[Worker], new: list[Worker], rounds: int) -> dict[s
     for tried in _TRIED:
         if count < tried:
             taken = min(worker.time(call, tried) for worker in both)
-            count = max(5, int(_BATCH_NS * tried / taken))
+            count = max(_FEWEST, int(_BATCH_NS * tried / taken))
     times: list[list[float]] = [[] for _ in both]
     for _ in range(rounds):
         for number in random.sample(range(len(both)), len(both)):

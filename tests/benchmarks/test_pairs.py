@@ -8,13 +8,28 @@ from pathlib import Path
 import pairs
 
 ROOT = Path(__file__).resolve().parents[2]
+#: The worker, with a crowd that asks for a moment.
+HASTY_WORKER = f"""
+import sys
+
+sys.path.insert(0, {str(ROOT / "benchmarks")!r})
+import pairs_worker
+
+pairs_worker._SECONDS = 0.02
+pairs_worker.main()
+"""
 
 
 def test_a_checkout_can_be_compared_with_itself(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(pairs, "_EACH", 1)
-    options = ["--old-commit", "abc", "--rounds", "2", "--output", str(tmp_path)]
+    monkeypatch.setattr(pairs, "_FEWEST", 1)
+    monkeypatch.setattr(pairs, "_TRIED", (1,))
+    monkeypatch.setattr(pairs, "_WORKER", tmp_path / "hasty_worker.py")
+    pairs._WORKER.write_text(HASTY_WORKER)
+    results = tmp_path / "results"
+    options = ["--old-commit", "abc", "--rounds", "2", "--output", str(results)]
     assert pairs.main([str(ROOT), str(ROOT), *options]) == 0
-    (path,) = tmp_path.iterdir()
+    (path,) = results.iterdir()
     result = json.loads(path.read_text())
     assert result["header"]["old_commit"] == "abc"
     calls = [one["call"] for one in result["pairs"]]

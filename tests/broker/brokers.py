@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import ctypes
 import functools
+import gc
 import importlib
 import json
 import os
@@ -304,8 +305,6 @@ def _watch_garbage(daemon: Any) -> None:
     """Have a broker log as errors that it makes garbage that only the collector finds, and that it
     runs that: it would take as long as there is much to look at.
     """
-    import gc
-
     run = daemon.Server.run
 
     def complain(phase: str, about: dict[str, int]) -> None:
@@ -409,6 +408,8 @@ def _main() -> None:
     sim.load()
     for module in ("cuda.bindings.driver", "cuda.pathfinder", "gdrpy.broker.server.daemon"):
         importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # the brokers' own collections have nothing of this to look through
     for line in sys.stdin:
         pid = os.fork()
         if pid == 0:

@@ -4,6 +4,7 @@ exit status. What most tests import is imported once.
 
 import ast
 import ctypes
+import gc
 import importlib
 import os
 import select
@@ -58,6 +59,8 @@ def end_of(process: int) -> int:
 
 for module in IMPORTED:
     importlib.import_module(module)
+gc.collect()
+gc.freeze()  # else each process looks through all of it when it ends
 for line in sys.stdin:
     job = ast.literal_eval(line)
     process = os.fork()

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from support import gpu_mappings, hide_features, manager_violations, open_descriptors
+from support import gpu_mappings, hide_features, listed_descriptors, manager_violations
 
 SIMULATED_BACKENDS = "sim,dmabuf"
 
@@ -159,12 +159,13 @@ def nothing_leaks(backend: str) -> Iterator[None]:
         current = int(cuda.call("cuCtxGetCurrent"))
         with cuda.context(0):
             free, _ = cuda.call("cuMemGetInfo")
-        return len(open_descriptors()), gpu_mappings(), free, current
+        return len(listed_descriptors()), gpu_mappings(), free, current
 
     descriptors, mappings, free, current = in_use()
+    gc.freeze()  # what is there by now is not looked through at the end
     yield
     after = in_use()
-    assert after == (descriptors, mappings, after[2], current), open_descriptors()
+    assert after == (descriptors, mappings, after[2], current), listed_descriptors()
     # A driver that runs short gives back what it had kept: there may be more memory than before.
     # And a real one keeps page tables, of 64 KiB each; a region takes 2 MiB.
     assert after[2] >= free - (0 if cuda.simulated() else _PAGE_TABLES)

@@ -11,7 +11,11 @@ Functions for tests, through ``ctypes.CDLL(None)``: fakerm_count, fakerm_violati
 fakerm_set_fault and fakerm_pass_time (the end of src/preload.c).
 """
 
+import hashlib
+import shutil
 import subprocess
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import releases
@@ -35,10 +39,37 @@ PRELOADED = {
 def build(directory: Path) -> Path:
     """Build the library into ``directory`` and return its path, the value for LD_PRELOAD.
 
+    A library that was built of the same is copied from the checkout's build folder.
+
     Raises:
         subprocess.CalledProcessError: the compiler refused.
     """
     library = directory / "libfakerm.so"
+    kept = PROJECT / "build/rm" / f"libfakerm-{fingerprint()}.so"
+    if kept.exists():
+        shutil.copy(kept, library)
+        return library
+    compile_library(library)
+    with suppress(OSError):  # as of a checkout that may only be read
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=kept.parent, delete=False) as copy:
+            copy.write(library.read_bytes())
+        Path(copy.name).chmod(0o755)
+        Path(copy.name).rename(kept)
+    return library
+
+
+def fingerprint() -> str:
+    """What tells one library from another: the sources, how they are compiled, and by what."""
+    found = hashlib.sha256(subprocess.run(["gcc", "-v"], capture_output=True, check=True).stderr)
+    for path in (Path(__file__), HERE / "releases.py", releases.TABLE, *sorted(HERE.glob("src/*"))):
+        found.update(b"%s %d " % (path.name.encode(), path.stat().st_size) + path.read_bytes())
+    return found.hexdigest()[:32]
+
+
+def compile_library(library: Path) -> None:
+    """Compile it, beside a header with the table of releases."""
+    directory = library.parent
     write_releases(directory / "releases.h")
     # As the kernel does, it must do its part of a fork after everybody else's: so it begins first.
     options = [
@@ -51,7 +82,6 @@ def build(directory: Path) -> Path:
         "-Wl,-z,initfirst",
     ]
     compile_c(library, SOURCES, options)
-    return library
 
 
 def build_fuzzer(directory: Path) -> Path:

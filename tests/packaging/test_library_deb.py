@@ -76,7 +76,8 @@ class TestSourcePackage:
     def test_builds_again_from_its_description(self, built: Path, tmp_path: Path) -> None:
         unpacked = tmp_path / "unpacked"
         output("dpkg-source", "-x", built / f"libgdrapi_{VERSION}-1.dsc", unpacked)
-        output("env", "-C", unpacked, "dpkg-buildpackage", "-us", "-uc", "-b")
+        quickly = "DEB_BUILD_OPTIONS=noopt"
+        output("env", "-C", unpacked, quickly, "dpkg-buildpackage", "-us", "-uc", "-b")
         made = {path.name for path in tmp_path.glob("*.deb")}
         assert made == {path.name for path in built.glob("*.deb")}
 

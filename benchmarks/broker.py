@@ -253,7 +253,7 @@ def _many(session: Session, broker: gdrpy.Broker) -> None:
         region.close()
     topic = Topic(MODULE, MANY if count == _REGIONS else f"{count} regions in one call", unit="ms")
     samples = []
-    for _ in range(3 if session.quick else 20):
+    for _ in range(2 if session.quick else 20):
         start = time.perf_counter_ns()
         regions = broker.get_many(names, gpu=False)
         samples.append(topic.sample(time.perf_counter_ns() - start))
@@ -280,7 +280,7 @@ def _listing(session: Session, path: str, broker: gdrpy.Broker) -> None:
     }
     for way, told in ways.items():
         samples, right = [], []
-        for _ in range(3 if session.quick else 20):
+        for _ in range(2 if session.quick else 20):
             start = time.perf_counter_ns()
             found = told()
             samples.append(topic.sample(time.perf_counter_ns() - start))
@@ -320,7 +320,7 @@ def _cold(session: Session, path: str) -> None:
     programs = {BARE_PYTHON: "pass", CONNECT_AND_GET: _COLD_GET.format(path=path)}
     samples: dict[str, list[float]] = {way: [] for way in programs}
     first: list[float] = []
-    for _ in range(3 if session.quick else 40):
+    for _ in range(2 if session.quick else 40):
         for way, program in programs.items():
             start = time.perf_counter_ns()
             command = [sys.executable, "-c", program]
@@ -347,7 +347,7 @@ def _throughput(session: Session, bare: str, path: str) -> None:
     """Requests a second of 16 processes, at one server and then at the other."""
     topic = Topic(MODULE, THROUGHPUT, unit=REQUEST_RATE_UNIT)
     samples: dict[str, list[float]] = {BARE: [], BROKER: []}
-    seconds = 0.2 if session.quick else 1.5
+    seconds = 0.05 if session.quick else 1.5
     for _ in range(2 if session.quick else 5):
         for way, where in ((BARE, bare), (BROKER, path)):
             samples[way].append(_requests_per_second(way, where, seconds) / 1e3)

@@ -17,9 +17,9 @@ LIBRARY_SOURCES := $(wildcard gdrpy/_core/*/*.[ch] gdrpy/include/*.h \
 C_SOURCES := $(LIBRARY_SOURCES) $(wildcard tests/c/*.[ch] tests/gdrapi/*.[ch] tests/rm/*.[ch] \
 	tests/rm/src/*.[ch] benchmarks/*.[ch] driver/*.[ch] tests/vm/standin/*.[ch] \
 	tests/vm/abi/*.[ch] tests/vm/stress/*.[ch] tests/vm/genuine/fakegpu/*.c tests/broker/*.c \
-	tests/packaging/*.c examples/*.c)
+	tests/broker/conformance/*.c tests/packaging/*.c examples/*.c)
 BUILT_FROM := pyproject.toml setup.py gdrpy/_core/python/build_ffi.py \
-	gdrpy/_core/gdrapi/gdrapi.pc.in $(LIBRARY_SOURCES)
+	$(wildcard gdrpy/_core/*/*.pc.in) $(LIBRARY_SOURCES)
 
 # The tests need no CUDA build of torch. The very release keeps pip from the newest one and gigabytes
 # of CUDA packages where an index offers this one for CPUs alone; TORCH="torch --index-url URL" says
@@ -49,7 +49,7 @@ GUESTS := contract inside kernels genuine bed
 
 .PHONY: help build tools demo test lint format test-c test-arm64 test-py test-py-building \
 	test-py-serving test-py-others test-threads test-vm bench docs dist clean install uninstall \
-	$(GUESTS:%=test-vm-%)
+	install-broker uninstall-broker $(GUESTS:%=test-vm-%)
 
 help:
 	@echo "make build   set up .venv and build the C parts; then: source $(VENV)/bin/activate"
@@ -66,7 +66,8 @@ help:
 	@echo "make clean   remove what the build made, but not $(VENV)"
 	@echo "make install libgdrapi alone, for C programs, without Python: PREFIX=/usr/local DESTDIR="
 	@echo '             LIBDIR=$$(PREFIX)/lib INCLUDEDIR=$$(PREFIX)/include'
-	@echo "make uninstall removes it again, with the same variables"
+	@echo "make install-broker the broker's client library for C programs, in the same way"
+	@echo "make uninstall, make uninstall-broker remove them again, with the same variables"
 
 demo: build
 	@$(BIN)/gdrpy info
@@ -165,6 +166,10 @@ tools: $(VENV)/.tools
 # be relative.
 install uninstall:
 	@$(MAKE) --no-print-directory -f gdrpy/_core/gdrapi/Makefile $@
+
+# The same for libgdrpy-broker.
+install-broker uninstall-broker:
+	@$(MAKE) --no-print-directory -f gdrpy/_core/brokerlib/Makefile $(@:-broker=)
 
 # The package as a link to the checkout, its C parts in place, and what it needs.
 $(VENV)/.built: $(BUILT_FROM)

@@ -2,8 +2,8 @@
 
 The C core is built once, as a static library that every face links what it needs of. The hot path
 is a CPython extension, the cold calls go through cffi. Plain libraries, no Python modules, are the
-simulated CUDA driver, libgdrapi, which C programs and other Python packages load, and the arenas
-that other packages take as allocators.
+simulated CUDA driver, libgdrapi, which C programs and other Python packages load, the broker's
+client for C programs, and the arenas that other packages take as allocators.
 """
 
 import os
@@ -32,16 +32,18 @@ CFLAGS = ["-std=gnu11", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra"]
 INCLUDE = ["gdrpy/_core", "gdrpy/include", "driver"]
 HEADERS = ["gdrpy/_core/*/*.h", "gdrpy/include/*.h", "gdrpy/include/gdrpy/*.h"]
 #: Folders of the core that are not in its library: its faces, each of which is one of its own.
-FACES = {"arena", "gdrapi", "python"}
+FACES = {"arena", "brokerlib", "gdrapi", "python"}
 PACKET = "packet_module.c"
 FILTER = "filter.c"
 LIBGDRAPI = "libgdrapi.so.2"
+LIBGDRPY_BROKER = "libgdrpy-broker.so.1"
 #: Extensions that are plain libraries, by the last part of their names.
 LIBRARIES = {
     "libcuda": "libcuda.so.1",
     "libgdrapi": LIBGDRAPI,
     "libgdrapi_filter": "libgdrapi.so",
     "libgdrpy_arena": "libgdrpy_arena.so",
+    "libgdrpy_broker": LIBGDRPY_BROKER,
 }
 
 
@@ -52,12 +54,21 @@ def sources(*patterns: str) -> list[str]:
     )
 
 
-def pkg_config() -> str:
-    """The pkg-config file of libgdrapi, of the version that its header tells."""
-    header = (HERE / "gdrpy/include/gdrapi.h").read_text()
-    numbers = re.findall(r"^#define GDR_API_(?:MAJOR|MINOR)_VERSION (\d+)$", header, re.MULTILINE)
-    template = (HERE / "gdrpy/_core/gdrapi/gdrapi.pc.in").read_text()
-    return template.replace("@VERSION@", ".".join(numbers)).replace("@INCLUDEDIR@", "../../include")
+#: The pkg-config files: each one's template, and the header with the macros of its version.
+PKG_CONFIG = {
+    "gdrapi.pc": ("gdrapi", "gdrapi.h", "GDR_API_{}_VERSION"),
+    "gdrpy-broker.pc": ("brokerlib", "gdrpy/broker.h", "GDRPY_BROKER_VERSION_{}"),
+}
+
+
+def pkg_config(name: str) -> str:
+    """The pkg-config file of a library, of the version that its header tells."""
+    folder, header, macro = PKG_CONFIG[name]
+    pattern = rf"^#define {macro.format('(?:MAJOR|MINOR)')} (\d+)$"
+    text = (HERE / "gdrpy/include" / header).read_text()
+    version = ".".join(re.findall(pattern, text, re.MULTILINE))
+    template = (HERE / "gdrpy/_core" / folder / f"{name}.in").read_text()
+    return template.replace("@VERSION@", version).replace("@INCLUDEDIR@", "../../include")
 
 
 def require_compiler() -> None:
@@ -85,7 +96,7 @@ class BuildClib(build_clib):
 
 
 class BuildExt(build_ext):
-    """Gives plain libraries the names that programs load them by, and one a pkg-config file."""
+    """Gives plain libraries the names that programs load them by, and pkg-config files."""
 
     def get_ext_filename(self, fullname: str) -> str:
         *package, name = fullname.split(".")
@@ -96,7 +107,8 @@ class BuildExt(build_ext):
     def run(self) -> None:
         folder = Path(self.get_ext_fullpath("gdrpy.lib.libgdrapi")).parent / "pkgconfig"
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "gdrapi.pc").write_text(pkg_config())
+        for name in PKG_CONFIG:
+            (folder / name).write_text(pkg_config(name))
         super().run()
 
     def build_extensions(self) -> None:
@@ -169,6 +181,19 @@ setup(
             include_dirs=INCLUDE,
             extra_compile_args=[*CFLAGS, "-pthread"],
             extra_link_args=["-Wl,-soname,libgdrpy_arena.so", "-Wl,-z,nodelete", "-pthread"],
+        ),
+        Extension(
+            "gdrpy.lib.libgdrpy_broker",
+            ["gdrpy/_core/common/forks.c", *sources("gdrpy/_core/brokerlib/*.c")],
+            depends=sources(*HEADERS),
+            include_dirs=INCLUDE,
+            extra_compile_args=[*CFLAGS, "-pthread"],
+            extra_link_args=[
+                f"-Wl,-soname,{LIBGDRPY_BROKER}",
+                "-Wl,-z,defs",
+                "-Wl,-z,nodelete",
+                "-pthread",
+            ],
         ),
         Extension(
             "gdrpy.lib.libgdrapi_filter",

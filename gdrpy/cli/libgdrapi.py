@@ -3,7 +3,8 @@ libgdrapi.so.2 if they find it. gdrpy brings such a library; it needs no kernel 
 where the NVIDIA driver suffices. This command shows its path with its C header and
 pkg-config file, the lines that make programs find it, and the backend that programs
 would use on this machine, or why none can be used. GDRPY_SIM affects Python only: a C
-program uses the simulated GPU if LD_PRELOAD names its library.
+program uses the simulated GPU if LD_PRELOAD names its library. The folder also has
+libgdrpy-broker.so.1, the broker's client for C programs.
 
 examples:
   gdrpy libgdrapi

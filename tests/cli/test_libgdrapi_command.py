@@ -21,7 +21,13 @@ class TestPaths:
         status, printed = json_of("libgdrapi")
         assert status == 0
         there = {path.name for path in Path(printed["dir"]).iterdir()}
-        assert there == {"libgdrapi.so", "libgdrapi.so.2", "libgdrpy_arena.so", "pkgconfig"}
+        assert there == {
+            "libgdrapi.so",
+            "libgdrapi.so.2",
+            "libgdrpy-broker.so.1",
+            "libgdrpy_arena.so",
+            "pkgconfig",
+        }
         assert all(Path(printed[name]).is_file() for name in ("library", "header", "pkg_config"))
 
     def test_dir_prints_the_folder_alone(self, capsys, json_of):

@@ -25,7 +25,11 @@ HEADERS = [CORE, INCLUDE, PACKAGE.parent / "driver", sysconfig.get_path("include
 
 #: What begins a name that files of the core define for others, where it is not the public ABI's.
 INTERNAL = "core_"
-INTERNAL_OF = {"arena": "gdrpy_arena_", "python": ("core_", "PyInit_")}
+INTERNAL_OF = {
+    "arena": "gdrpy_arena_",
+    "brokerlib": ("broker_", "gdrpy_broker_", "gdrpy_region_", "gdrpy_watch_"),
+    "python": ("core_", "PyInit_"),
+}
 
 FUNCTIONS = {
     "gdr_close",

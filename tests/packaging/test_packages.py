@@ -131,6 +131,8 @@ class TestWheel:
         }
         assert all(name.startswith(("cu", "gdrsim_")) for name in exported.pop("libcuda"))
         assert all(name.startswith("gdrpy_arena_") for name in exported.pop("libgdrpy_arena"))
+        of_broker = ("gdrpy_broker_", "gdrpy_region_", "gdrpy_watch_")
+        assert all(name.startswith(of_broker) for name in exported.pop("libgdrpy-broker"))
         assert functions_of(tmp_path / "gdrpy/lib/libgdrapi.so") == exported["libgdrapi"]
         assert len(exported.pop("libgdrapi")) == 17
         assert exported == {name: {f"PyInit_{name}"} for name in ("_ffi", "_mapping", "_packet")}
@@ -146,12 +148,15 @@ class TestWheel:
             "gdrpy/include/gdrpy/channel.cuh",
             "gdrpy/lib/libgdrapi.so",
             "gdrpy/lib/libgdrapi.so.2",
+            "gdrpy/lib/libgdrpy-broker.so.1",
             "gdrpy/lib/pkgconfig/gdrapi.pc",
+            "gdrpy/lib/pkgconfig/gdrpy-broker.pc",
             "gdrpy/py.typed",
             "gdrpy/sim/libcuda.so.1",
         } <= set(names)
         assert {name for name in names if name.endswith((".c", ".h", ".in"))} == {
             "gdrpy/include/gdrapi.h",
+            "gdrpy/include/gdrpy/broker.h",
             "gdrpy/include/gdrpy/channel.h",
         }
         assert {name.split("/")[0].split("-")[0] for name in names} == {"gdrpy"}

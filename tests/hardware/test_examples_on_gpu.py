@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import brokerimport
 import gdrpy
 from exampleruns import EXAMPLES, LAST_LINES, NO_KERNELS, run
 from gdrpy.broker import temporary
@@ -51,14 +52,14 @@ class TestExampleInC:
 
         return build
 
-    def test_of_the_broker_writes_by_cuda(self, backend, build):
-        program = build("broker_client.c", "-ldl")
+    def test_of_the_broker_writes_by_cuda(self, backend, tmp_path):
+        program = brokerimport.build(tmp_path, "-l:libcuda.so.1")
         with temporary() as path, gdrpy.connect(path) as broker:
             region = broker.allocate("greeting", 100)
             done = subprocess.run(
                 [program, path, "greeting", "hello from C"], check=True, capture_output=True
             )
-            assert (done.stdout, done.stderr) == (b"written by CUDA\n", b"")
+            assert done.stdout == f"{region.info().uuid}: written by CUDA\n".encode()
             assert region.read(12) == b"hello from C"
 
     def test_of_libgdrapi_stores_into_cuda_memory(self, build):

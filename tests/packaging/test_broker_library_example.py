@@ -1,0 +1,80 @@
+"""examples/broker_library.c by the commands that it names itself, and docs/broker-library.md."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import brokerimport
+import gdrpy
+from gdrpy import sim
+from gdrpy.broker import temporary
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "broker_library.c"
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[gdrpy.Broker]:
+    with temporary() as path, gdrpy.connect(path) as broker:
+        yield broker
+
+
+class TestExample:
+    def test_runs_by_the_lines_at_its_top(self, need: Callable[..., None], broker, tmp_path):
+        need("pkg-config")
+        lines = re.findall(r"^ \*\t(.+)$", EXAMPLE.read_text(), re.M)
+        place, serve, again, *rest = lines
+        assert (place, serve) == (again, "gdrpy serve --socket $GDRPY_SOCKET")
+        rest = [line.replace("gcc", "gcc -Wall -Wextra -Wpedantic -Werror", 1) for line in rest]
+        (tmp_path / EXAMPLE.name).symlink_to(EXAMPLE)
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        done = subprocess.run(
+            ["sh", "-e", "-c", "\n".join(rest)],
+            cwd=tmp_path,
+            env=os.environ | {"PATH": path, "GDRPY_SOCKET": broker.socket},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == "greeting: version 1, 4096 bytes, written\nwritten in C"
+        done = subprocess.run(
+            [tmp_path / "greet", "greeting", "twice"],
+            env={"GDRPY_SOCKET": str(tmp_path / "none"), "LD_LIBRARY_PATH": _library_path()},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 1
+        assert done.stderr.startswith("BrokerUnavailable: connect: no broker answers at ")
+        broker.delete("greeting")
+
+    def test_is_as_short_as_a_page(self):
+        assert 40 <= len(EXAMPLE.read_text().splitlines()) <= 60
+
+
+def _library_path() -> str:
+    return str(brokerimport.SHARED_OBJECT.parent)
+
+
+class TestImport:
+    def test_writes_what_others_read(self, broker, tmp_path):
+        program = brokerimport.build(tmp_path, sim.driver_path())
+        with broker.allocate("imported", 100) as region:
+            done = subprocess.run(
+                [program, broker.socket, "imported", "hello by CUDA"],
+                env={"LD_LIBRARY_PATH": str(Path(sim.driver_path()).parent)},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert (done.returncode, done.stderr) == (0, ""), done.stdout
+            assert done.stdout == f"{region.info().uuid}: written by CUDA\n"
+            assert region.read(13) == b"hello by CUDA"
+        broker.delete("imported")

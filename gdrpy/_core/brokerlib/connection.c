@@ -444,11 +444,11 @@ static int resume_from(struct gdrpy_broker *broker, uint64_t session)
 	return result;
 }
 
-/* Whatever is not known to be held. */
-static void set_missing(struct gdrpy_broker *broker, bool even_held, enum broker_lease_state state)
+/* Change the state of leases that no resume has found, and with `held` of all but the lost ones. */
+static void set_states(struct gdrpy_broker *broker, bool held, enum broker_lease_state state)
 {
 	for (struct broker_lease *lease = broker->leases; lease; lease = lease->next) {
-		if (lease->state == BROKER_LOST || (lease->state == BROKER_HELD && !even_held))
+		if (lease->state == BROKER_LOST || (lease->state == BROKER_HELD && !held))
 			continue;
 		lease->state = state;
 		broker->nleases -= state == BROKER_LOST;
@@ -474,7 +474,7 @@ static int resume(struct gdrpy_broker *broker, const struct welcome *welcome)
 	int result;
 
 	if (strcmp(broker->life, welcome->life)) {
-		set_missing(broker, true, BROKER_LOST);
+		set_states(broker, true, BROKER_LOST);
 		strcpy(broker->life, welcome->life);
 		broker->granting = false;
 	}
@@ -482,17 +482,17 @@ static int resume(struct gdrpy_broker *broker, const struct welcome *welcome)
 		forget_sessions(broker, 0);
 	result = add_session(broker, welcome->session);
 	broker->nreturned = 0; /* a resume tells of them by leaving them out */
-	set_missing(broker, true, BROKER_MISSING);
+	set_states(broker, true, BROKER_MISSING);
 	for (size_t i = 0; !result && i + 1 < broker->nsessions; i++) {
 		result = resume_from(broker, broker->sessions[i].number);
-		if (result == GDRPY_BROKER_INVALID_REQUEST) { /* we have become another user's */
-			set_missing(broker, false, BROKER_MISSING);
+		if (result == GDRPY_BROKER_INVALID_REQUEST) { /* the process changed its user */
+			set_states(broker, false, BROKER_MISSING);
 			result = 0;
 		}
 	}
 	if (result)
 		return result;
-	set_missing(broker, false, BROKER_LOST);
+	set_states(broker, false, BROKER_LOST);
 	forget_sessions(broker, 1);
 	broker->granting = broker->nleases;
 	return 0;
@@ -647,9 +647,9 @@ int broker_ask(struct gdrpy_broker *broker, struct broker_request *request,
 		else if (now_ms() >= deadline)
 			return unavailable(broker, request->call);
 		pause_ms(pause);
-		pause = !pause			    ? FIRST_PAUSE_MS
-			: pause < LAST_PAUSE_MS / 2 ? 2 * pause
-						    : LAST_PAUSE_MS;
+		pause = pause ? 2 * pause : FIRST_PAUSE_MS;
+		if (pause > LAST_PAUSE_MS)
+			pause = LAST_PAUSE_MS;
 		result = 0;
 	}
 	return result;

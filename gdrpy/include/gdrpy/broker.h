@@ -7,9 +7,9 @@
  * otherwise. gdrpy_broker_error() then has the text for people. A call that fails leaves its
  * outputs as they were.
  *
- * Threads may share a broker. Its calls run one at a time. A region, a watch and a call to close
- * something belong to one thread at a time. In a forked child, every call on the parent's broker or
- * its regions is refused by GDRPY_BROKER_FORKED; the child may release the regions, and connect.
+ * Threads may share a broker, whose calls run one at a time. A region or a watch belongs to one
+ * thread at a time. In a forked child, calls to the parent's broker are refused by
+ * GDRPY_BROKER_FORKED. The child may map and release the regions, and make its own connection.
  */
 #ifndef GDRPY_BROKER_H
 #define GDRPY_BROKER_H
@@ -190,7 +190,10 @@ void gdrpy_region_release(struct gdrpy_region *region);
 /* Watch names that begin with `prefix`, on a separate connection. */
 int gdrpy_watch_open(struct gdrpy_broker *broker, const char *prefix, struct gdrpy_watch **watch);
 
-/* A descriptor that is readable when an event has come. An event "lost" may change it. */
+/*
+ * A descriptor that is readable when an event has come. It changes with an event "lost", and is -1
+ * after an error, until the next call of gdrpy_watch_next().
+ */
 int gdrpy_watch_fd(const struct gdrpy_watch *watch);
 
 /*

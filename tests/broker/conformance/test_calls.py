@@ -132,6 +132,18 @@ class TestRelease:
         assert client.ok("status")["regions"] == 0
 
 
+class TestClose:
+    def test_ends_leases_and_leaves_the_memory_usable(self, peer, client):
+        handle = peer.allocate("a")["handle"]
+        peer.close()
+        while client.ok("stat", name="a")["writers"]:
+            pass
+        assert refusal(peer.seal, handle).name == "Closed"
+        peer.write(handle, "still there")
+        assert bytes.fromhex(peer.read(handle, 11)["bytes"]) == b"still there"
+        peer.release(handle)
+
+
 class TestDelete:
     def test_ends_the_name_and_leaves_the_memory_to_its_holders(self, peer):
         handle = peer.allocate("a")["handle"]

@@ -173,7 +173,7 @@ class TestRegisteredBuffer:
             region.readinto(buffer, via="engine")
             cpu, wall = time.thread_time() - cpu, time.monotonic() - wall
             assert wall > 1
-            assert cpu < wall / 35
+            assert cpu < wall / 10  # a tenth also beside other work; spinning takes all
 
     def test_that_is_closed_amid_a_copy_stays_pinned_to_its_end(self) -> None:
         content = random.Random(5).randbytes(5000)

@@ -134,42 +134,53 @@ static int send_packet(struct gdrpy_broker *broker, const struct broker_writer *
 	return sent < 0 ? failure(broker, errno == EINTR ? EAGAIN : errno) : 0;
 }
 
-int broker_receive(struct gdrpy_broker *broker, struct broker_reader *bytes, int *fd, bool *cut)
+/* The descriptor that came beside a packet, or -1. */
+static int descriptor_of(struct msghdr *message)
+{
+	struct cmsghdr *beside = CMSG_FIRSTHDR(message);
+	int fd = -1;
+
+	if (beside && beside->cmsg_level == SOL_SOCKET && beside->cmsg_type == SCM_RIGHTS &&
+	    beside->cmsg_len >= CMSG_LEN(sizeof(fd)))
+		memcpy(&fd, CMSG_DATA(beside), sizeof(fd));
+	return fd;
+}
+
+static void close_descriptor(struct broker_packet *packet)
+{
+	if (packet->fd >= 0)
+		close(packet->fd);
+	packet->fd = -1;
+}
+
+int broker_receive(struct gdrpy_broker *broker, struct broker_packet *packet)
 {
 	int64_t deadline = now_ms() + broker->timeout_ms;
 	union {
 		struct cmsghdr header;
-		char bytes[CMSG_SPACE(sizeof(*fd))];
+		char bytes[CMSG_SPACE(sizeof(int))];
 	} control;
 	struct iovec data = {broker->packet, sizeof(broker->packet)};
 	struct msghdr message;
-	struct cmsghdr *beside;
 	ssize_t nbytes;
 
-	*fd = -1;
 	do {
 		/* CMSG_SPACE() would have room for a second descriptor. */
 		message = (struct msghdr){.msg_iov = &data,
 					  .msg_iovlen = 1,
 					  .msg_control = &control,
-					  .msg_controllen = CMSG_LEN(sizeof(*fd))};
+					  .msg_controllen = CMSG_LEN(sizeof(int))};
 		nbytes = recvmsg(broker->sock, &message, MSG_CMSG_CLOEXEC);
 	} while (nbytes < 0 && errno == EINTR && now_ms() < deadline);
+	packet->fd = -1;
 	if (nbytes < 0)
 		return failure(broker, errno == EINTR ? EAGAIN : errno);
-	beside = CMSG_FIRSTHDR(&message);
-	if (beside && beside->cmsg_level == SOL_SOCKET && beside->cmsg_type == SCM_RIGHTS &&
-	    beside->cmsg_len >= CMSG_LEN(sizeof(*fd)))
-		memcpy(fd, CMSG_DATA(beside), sizeof(*fd));
-	if (nbytes && !(message.msg_flags & MSG_TRUNC)) {
-		bytes->next = broker->packet;
-		bytes->end = broker->packet + nbytes;
-		*cut = message.msg_flags & MSG_CTRUNC;
+	packet->fd = descriptor_of(&message);
+	packet->cut = message.msg_flags & MSG_CTRUNC;
+	packet->bytes = (struct broker_reader){broker->packet, broker->packet + nbytes};
+	if (nbytes && !(message.msg_flags & MSG_TRUNC))
 		return 0;
-	}
-	if (*fd >= 0)
-		close(*fd);
-	*fd = -1;
+	close_descriptor(packet);
 	if (!nbytes)
 		return failure(broker, 0);
 	broker_break_off(broker);
@@ -275,54 +286,51 @@ static int refused(struct gdrpy_broker *broker, const struct header *header)
 
 /* What a reply says, which must belong to the last request. */
 static int accept_reply(struct gdrpy_broker *broker, const struct broker_request *request,
-			struct broker_reader bytes, const struct broker_field *fields, void *reply,
-			bool grants, bool came, bool cut)
+			const struct broker_packet *packet, const struct broker_field *fields,
+			void *reply, bool grants)
 {
+	struct broker_reader bytes = packet->bytes;
 	struct header header = {0};
-	struct broker_reader all = bytes;
-	const char *wrong = broker_decode(&all, header_fields, &header);
+	const char *wrong = broker_decode(&bytes, header_fields, &header);
+	bool is_refusal = header.error.next;
 
-	if (!wrong && all.next != all.end)
+	if (!wrong && bytes.next != bytes.end)
 		wrong = "end";
-	if (!wrong && header.error.next && !header.message.next)
+	if (!wrong && is_refusal && !header.message.next)
 		wrong = "message";
-	if (!wrong && header.id != broker->last_id && !(header.error.next && !header.id))
+	if (!wrong && header.id != broker->last_id && (header.id || !is_refusal))
 		wrong = "id";
-	if (wrong)
-		return broker_malformed(broker, request->call, wrong);
-	if (header.error.next)
+	if (!wrong && is_refusal)
 		return refused(broker, &header);
-	if (header.fds != grants || (came != grants && !cut) || (cut && !grants))
-		return broker_malformed(broker, request->call, "descriptor");
-	wrong = fields ? broker_decode(&bytes, fields, reply) : NULL;
+	if (!wrong && (header.fds != grants || (packet->fd >= 0 || packet->cut) != grants))
+		wrong = "descriptor";
+	bytes = packet->bytes;
+	if (!wrong && fields)
+		wrong = broker_decode(&bytes, fields, reply);
 	return wrong ? broker_malformed(broker, request->call, wrong) : 0;
 }
 
 static int exchange(struct gdrpy_broker *broker, struct broker_request *request,
 		    const struct broker_field *fields, void *reply, int *fd)
 {
-	struct broker_reader bytes;
-	bool cut = false;
-	int came = -1;
+	struct broker_packet packet;
 	int result;
 
 	set_id(request, ++broker->last_id);
 	result = send_packet(broker, &request->writer, 0);
 	if (!result)
-		result = broker_receive(broker, &bytes, &came, &cut);
+		result = broker_receive(broker, &packet);
 	if (result == BROKER_SILENT)
 		broker_break_off(broker);
 	else if (broker_is_cut_off(result))
 		hang_up(broker);
 	if (result)
 		return result;
-	result = accept_reply(broker, request, bytes, fields, reply, fd, came >= 0, cut);
-	if (came >= 0 && (result || cut || !fd)) {
-		close(came);
-		came = -1;
-	}
-	if (fd && !result)
-		*fd = came;
+	result = accept_reply(broker, request, &packet, fields, reply, fd);
+	if (result || packet.cut || !fd)
+		close_descriptor(&packet);
+	if (!result && fd)
+		*fd = packet.fd;
 	return result;
 }
 

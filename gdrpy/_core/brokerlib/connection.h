@@ -66,6 +66,13 @@ struct gdrpy_broker {
 	unsigned char packet[BROKER_PACKET_LIMIT]; /* the last one that came */
 };
 
+/* A packet that came, with the descriptor beside it. */
+struct broker_packet {
+	struct broker_reader bytes; /* in the broker's `packet` */
+	int fd;			    /* -1 if none came */
+	bool cut;		    /* whether a descriptor did not arrive */
+};
+
 /* A request, which is written once and may be sent several times. */
 struct broker_request {
 	const char *call;	    /* its `op` */
@@ -117,8 +124,8 @@ static inline bool broker_is_cut_off(int result)
 int broker_ask(struct gdrpy_broker *broker, struct broker_request *request,
 	       const struct broker_field *fields, void *reply, int *fd);
 
-/* One packet into `packet`; its bytes, and the descriptor beside it, else -1. */
-int broker_receive(struct gdrpy_broker *broker, struct broker_reader *bytes, int *fd, bool *cut);
+/* One packet. If this fails, no descriptor is open. */
+int broker_receive(struct gdrpy_broker *broker, struct broker_packet *packet);
 
 /* Disconnect; the broker notices only after the leases were resumed. */
 void broker_break_off(struct gdrpy_broker *broker);

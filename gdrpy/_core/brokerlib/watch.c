@@ -99,18 +99,16 @@ static bool wait_for_packet(int sock, int timeout_ms)
 static int receive_event(struct gdrpy_broker *connection, struct gdrpy_event *event)
 {
 	struct told told = {0};
-	struct broker_reader bytes;
+	struct broker_packet packet;
 	const char *wrong;
-	bool cut;
-	int fd;
-	int result = broker_receive(connection, &bytes, &fd, &cut);
+	int result = broker_receive(connection, &packet);
 
 	if (result)
 		return result;
-	if (fd >= 0)
-		close(fd);
-	wrong = broker_decode(&bytes, event_fields, &told);
-	if (wrong || bytes.next != bytes.end)
+	if (packet.fd >= 0)
+		close(packet.fd);
+	wrong = broker_decode(&packet.bytes, event_fields, &told);
+	if (wrong || packet.bytes.next != packet.bytes.end)
 		return broker_malformed(connection, "watch", wrong ? wrong : "end");
 	for (int kind = GDRPY_EVENT_ALLOCATED; kind <= GDRPY_EVENT_LOST; kind++)
 		if (!strcmp(kinds[kind], told.kind))

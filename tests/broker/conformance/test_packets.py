@@ -173,6 +173,14 @@ class TestNonsense:
         client.unwatch(handle)
 
 
+class TestPacket:
+    def test_that_is_too_long_is_refused(self, start_client, fake):
+        client = start_client(fake(once("list", regions=[], next=None, later=b"x" * 65536)))
+        refused = refusal(client.list, "")
+        assert refused.name == "ProtocolError"
+        assert "has more than 65536 bytes" in refused.text
+
+
 class TestDescription:
     @pytest.mark.parametrize("name", [name for name in described() if name not in OPTIONAL])
     def test_without_a_field_is_refused(self, start_client, fake, name):

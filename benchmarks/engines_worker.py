@@ -255,7 +255,7 @@ def serve(options: str) -> None:
 
 
 def _answers() -> Callable[[Any], None]:
-    """What says a line; all that vLLM prints goes to standard error."""
+    """A function that writes a line. Whatever vLLM prints goes to standard error."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 

@@ -70,7 +70,7 @@ class Engines:
         return process
 
     def _answers(self, loading: dict[str, Any]) -> list[list[int]]:
-        """What an engine answers, which ends then."""
+        """The answers of an engine that runs alone, and then ends."""
         mine, peer = socket.socketpair()
         with peer:
             process = self._start(peer, loading)

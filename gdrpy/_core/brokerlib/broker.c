@@ -430,9 +430,10 @@ int gdrpy_broker_list(struct gdrpy_broker *broker, const char *prefix,
 		return broker_fail(GDRPY_BROKER_OUT_OF_MEMORY, "list: %m");
 	do {
 		result = ask_for_page(broker, prefix, after, &page, copy);
-		if (!result)
-			result = tell_page(&page, tell, context, &enough);
+		if (result)
+			break;
 		strcpy(after, page.next);
+		result = tell_page(&page, tell, context, &enough);
 	} while (!result && !enough && *after);
 	free(copy);
 	return result;

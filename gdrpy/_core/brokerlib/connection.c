@@ -284,7 +284,7 @@ static int refused(struct gdrpy_broker *broker, const struct header *header)
 	return broker_fail(result_of(&header->error), "%.*s", (int)nbytes, header->message.next);
 }
 
-/* What a reply says, which must belong to the last request. */
+/* Decode a reply, which must belong to the last request. */
 static int accept_reply(struct gdrpy_broker *broker, const struct broker_request *request,
 			const struct broker_packet *packet, const struct broker_field *fields,
 			void *reply, bool grants)

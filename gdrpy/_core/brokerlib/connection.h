@@ -8,7 +8,7 @@
 
 #include "brokerlib/message.h"
 
-/* What the library exports; everything else in it is hidden. */
+/* The exported interface. Everything else in the library is hidden. */
 #pragma GCC visibility push(default)
 #include "gdrpy/broker.h"
 #pragma GCC visibility pop
@@ -101,7 +101,7 @@ void broker_free(struct gdrpy_broker *broker);
 int broker_enter(struct gdrpy_broker *broker, const char *call);
 void broker_leave(struct gdrpy_broker *broker);
 
-/* What follows is called with the lock. */
+/* The caller of the functions below holds the lock. */
 
 /* Connect, once: a result, or BROKER_GONE_AWAY, BROKER_UNREAD, BROKER_SILENT. */
 int broker_open(struct gdrpy_broker *broker);

@@ -22,7 +22,12 @@ LIBRARY = PACKAGE / "lib" / "libgdrpy-broker.so.1"
 READONLY, GPU = 1, 2
 
 STRICT = ("-std=gnu11", "-Wall", "-Wextra", "-Werror", f"-I{PACKAGE / 'include'}")
-SANITIZED = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+SANITIZED = (
+    "-g",
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover=all",
+    "-ftrivial-auto-var-init=pattern",  # no zero byte ends a text that was never written
+)
 
 
 class Refused(Exception):
@@ -111,7 +116,7 @@ class Client:
         return self.answer()
 
     def descriptors(self) -> list[Path]:
-        """What it has open, beside its standard streams."""
+        """Its open descriptors, without the standard streams."""
         return [fd for fd in Path(f"/proc/{self.pid}/fd").iterdir() if int(fd.name) > 2]
 
     def kill(self) -> None:

@@ -14,7 +14,7 @@ StartClient = Callable[..., Client]
 
 @pytest.fixture(scope="session", params=["python", "c", "c-sanitized"])
 def command(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What starts a client."""
+    """A function that starts a client."""
     return build(request.param, tmp_path_factory.mktemp("client"))
 
 

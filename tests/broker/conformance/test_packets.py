@@ -1,4 +1,4 @@
-"""What both clients make of a broker that refuses, lies, or sends nonsense."""
+"""Both clients, against a broker that refuses, lies, or sends nonsense."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What both clients do when the broker is restarted, stays away, or does not answer."""
+"""Both clients, while the broker is restarted, stays away, or does not answer."""
 
 from __future__ import annotations
 

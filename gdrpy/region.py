@@ -320,25 +320,26 @@ class Region(Shown):
         number = as_int(call, "fd", fd)
         if not self._can_attach(call):
             raise ValueError(f"{call}: the region is attached: detach() it first")
-        self._attach(call, number, self.readonly, None)
+        self._attach(call, number, self.readonly, None, None)
 
     def _can_attach(self, call: str) -> bool:
         """Whether it is detached. Raises Closed, Forked."""
         super()._check(call)
         return self._memory.detached
 
-    def _attach(self, call: str, fd: int, readonly: bool, source: Any) -> bool:
-        """Attach memory, which keeps ``source``; False if another thread has attached some."""
-        attached: bool = alone(
-            fork_lock, alone, self._lock, self._attach_once, call, fd, readonly, source
-        )
+    def _attach(self, call: str, *memory: Any) -> bool:
+        """Attach memory: see :meth:`_attach_once`. False if another thread has attached some."""
+        attached: bool = alone(fork_lock, alone, self._lock, self._attach_once, call, *memory)
         return attached
 
-    def _attach_once(self, call: str, fd: int, readonly: bool, source: Any) -> bool:
+    def _attach_once(
+        self, call: str, fd: int, readonly: bool, size: int | None, source: Any
+    ) -> bool:
+        """Attach the memory of ``fd``, which keeps ``source``; ``size`` is a broker's word."""
         if not self._can_attach(call):
             return False
         assert isinstance(self._memory, GpuMemory)
-        attach_export(call, self._memory, fd, readonly)
+        attach_export(call, self._memory, fd, readonly, size)
         self._memory.created = False
         before, self.readonly = self.readonly, readonly
         self._memory.source = source
@@ -386,7 +387,8 @@ class Region(Shown):
         except BaseException:  # a view was made meanwhile
             self._map_again()
             raise
-        restore.callback(self._attach, call, fd.fileno(), readonly, source)
+        size = self._memory.size
+        restore.callback(self._attach, call, fd.fileno(), readonly, size, source)
         sources.append((self, source))
         self._memory.source = None
         self._memory.detach()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
 import threading
 from collections.abc import Iterator
@@ -87,6 +88,31 @@ class TestDetachedRegion:
         assert holders(connected, "weights") == 1
         assert (region.ptr, region.read(), bytes(region)) == (address, b"old", b"old")
         region.attach()
+
+    @pytest.mark.usefixtures("region")
+    def test_without_a_cpu_view_is_not_taken_in_by_the_core(self, connected):
+        with connected.get("weights", cpu=False) as region:
+            region.detach()
+            region.attach()
+            assert (region._memory._core, region.location) == (None, "simulated GPU 0")
+            assert region.read() == b"old"
+            with gdrpy.Region.from_fd(region.export()) as same:
+                assert same.read(3) == b"old"
+
+    def test_refuses_memory_that_the_broker_tells_to_be_of_another_size(self, region):
+        fd = region.export()
+        try:
+            region.detach()
+            lease = region._lease
+            with pytest.raises(gdrpy.SizeMismatch) as caught:
+                region._attach("attach", fd, False, 4 * MIB, lease)
+            assert str(caught.value) == (
+                "attach: the memory has 4194304 bytes, and the addresses are for 2097152: attach "
+                "memory of the same size"
+            )
+            assert region.detached
+        finally:
+            os.close(fd)
 
     def test_is_closed_without_a_lease(self, connected, region):
         region.detach()

@@ -144,7 +144,8 @@ class LeasedRegion(Region):
                     f"{call}: the contents of version {grant.version} of region {grant.name!r} lie "
                     f"otherwise than those of this one: close this one, and get the other"
                 )
-            attached = self._attach(call, descriptor.fileno(), grant.readonly, lease)
+            fd, size = descriptor.fileno(), grant.size
+            attached = self._attach(call, fd, grant.readonly, size, lease)
             if attached:
                 self._describe(grant, lease)
                 self._keep_copy_of_contents()
@@ -154,8 +155,8 @@ class LeasedRegion(Region):
                 lease.close()
         return attached
 
-    def _attach_once(self, call: str, fd: int, readonly: bool, source: Any) -> bool:
-        attached = super()._attach_once(call, fd, readonly, source)
+    def _attach_once(self, call: str, *memory: Any) -> bool:
+        attached = super()._attach_once(call, *memory)
         if attached:
             self._sleeper = None
         return attached

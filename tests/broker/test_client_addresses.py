@@ -96,7 +96,8 @@ class TestDetachedRegion:
             region.attach()
             assert (region._memory._core, region.location) == (None, "simulated GPU 0")
             assert region.read() == b"old"
-            with gdrpy.Region.from_fd(region.export()) as same:
+            fd = region.export()
+            with os.fdopen(fd), gdrpy.Region.from_fd(fd) as same:
                 assert same.read(3) == b"old"
 
     def test_refuses_memory_that_the_broker_tells_to_be_of_another_size(self, region):

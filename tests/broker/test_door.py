@@ -16,6 +16,7 @@ import pytest
 from gdrpy.broker import unix as _unix
 from gdrpy.broker.server import door
 from gdrpy.broker.server.quotas import USED_UP, DescriptorReserve
+from gdrpy.broker.server.rights import UserMap
 from gdrpy.broker.server.turns import Turns
 from rawclient import RawClient
 
@@ -29,9 +30,9 @@ class Bed:
         self.served: list[socket.socket] = []
         identity_of = door.identity_of
 
-        def identity(sock: socket.socket) -> Any:
+        def identity(sock: socket.socket, users: UserMap) -> Any:
             self.fail("identity_of")
-            return identity_of(sock)
+            return identity_of(sock, users)
 
         def let_in(sock: socket.socket, _: object) -> None:
             self.fail("let_in")
@@ -40,7 +41,7 @@ class Bed:
         monkeypatch.setattr(door, "identity_of", identity)
         self._listener = _unix.listen(path, 0o600, 1)
         reserve = DescriptorReserve()
-        self._door = door.Door(self._listener, self, self._turns, reserve, {}, let_in)
+        self._door = door.Door(self._listener, self, self._turns, reserve, {}, UserMap(), let_in)
 
     def fail(self, call: str) -> None:
         if self.fails[call]:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gdrpy.broker.server import loop
-from gdrpy.broker.server.rights import Identity, is_ending, start_time
+from gdrpy.broker.server import loop, peers
+from gdrpy.broker.server.peers import is_ending
 from rawclient import RawClient
 from threaded import in_thread
 
@@ -151,9 +151,9 @@ class TestLease:
             before = descriptors()
             step(holder, "closed")
             deadline = time.monotonic() + 20
-            while descriptors() > before - 49 and time.monotonic() < deadline:
+            while descriptors() > before - 50 and time.monotonic() < deadline:
                 time.sleep(0.001)
-            assert (descriptors(), other.ok("status")["leases"]) == (before - 49, 50)
+            assert (descriptors(), other.ok("status")["leases"]) == (before - 50, 50)
             holder.kill()
             assert until_without(other) == 0
 
@@ -168,18 +168,23 @@ class TestLease:
 class TestEnding:
     def test_is_told_of_a_process_that_was_killed_and_not_of_one_that_runs(self):
         with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-            who = Identity(process.pid, start_time(process.pid), 0, 0, frozenset())
-            assert not is_ending(who)
+            descriptor = os.pidfd_open(process.pid)
+            assert is_ending(descriptor) is False
             process.kill()
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-            assert is_ending(who)
-            assert not is_ending(Identity(who.pid, who.started + 1, 0, 0, frozenset()))
-        assert not is_ending(who)
+            assert is_ending(descriptor) is True
+        assert is_ending(descriptor) is True
+        os.close(descriptor)
+
+    def test_is_unknown_of_a_process_of_another_namespace(self, monkeypatch):
+        monkeypatch.setattr(peers, "_pid_here", lambda process: 0)
+        assert is_ending(0) is None
 
     def test_is_not_told_without_descriptors(self, monkeypatch):
         def refuse(*_: object, **__: object) -> None:
             raise OSError(24, "no descriptors")
 
-        who = Identity(os.getpid(), start_time(os.getpid()), 0, 0, frozenset())
+        descriptor = os.pidfd_open(os.getpid())
         monkeypatch.setattr("builtins.open", refuse)
-        assert not is_ending(who)
+        assert is_ending(descriptor) is False
+        os.close(descriptor)

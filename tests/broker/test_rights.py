@@ -25,7 +25,7 @@ import pytest
 
 import gdrpy
 from brokers import BROKER_UID, Broker, Template, running
-from gdrpy.broker.server.rights import identity_of
+from gdrpy.broker.server.rights import UserMap, identity_of
 from gdrpy.broker.server.table import Session, Table
 from gdrpy.broker.unix import MAX_GROUPS
 from gdrpy.cli import main
@@ -213,7 +213,7 @@ class TestUserInManyGroups:
     def test_shares_them_among_connections_and_sessions(self) -> None:
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with here, there:
-            first, second = identity_of(here), identity_of(there)
+            first, second = (identity_of(one, UserMap()) for one in (here, there))
         assert first.groups is second.groups
         table = Table(lambda record: None, lambda region: None)
         table.commit(Session(1, first).began())

@@ -13,7 +13,7 @@ import pytest
 from brokers import BROKER_UID, Broker, StartBroker
 from gdrpy.broker.server.connection import Flight, ServerConnection, User
 from gdrpy.broker.server.quotas import DescriptorReserve
-from gdrpy.broker.server.rights import identity_of
+from gdrpy.broker.server.rights import UserMap, identity_of
 from gdrpy.broker.server.turns import Turns
 from rawclient import RawClient, acting_as, allocation
 
@@ -60,7 +60,10 @@ def connected() -> Iterator[tuple[ServerConnection, socket.socket]]:
     with ours, theirs:
         ours.setblocking(False)
         theirs.setblocking(False)
-        yield ServerConnection(ours, identity_of(ours), Flight(), User(os.getuid())), theirs
+        yield (
+            ServerConnection(ours, identity_of(ours, UserMap()), Flight(), User(os.getuid())),
+            theirs,
+        )
 
 
 class TestBytesOwed:

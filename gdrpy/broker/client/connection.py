@@ -190,7 +190,11 @@ class Connection:
     def close(self) -> None:
         """Disconnect for good, which ends every lease."""
         self._closed = True
+        returned = {key: lease[0] for key, lease in self.leases.items()}
         self.leases.clear()
+        if self.ready:  # a broker that cannot see this process would wait for its end
+            self.returned.update(returned)
+            self._send_returned()
         self.transport.close()
 
     async def ask(

@@ -22,6 +22,7 @@ from pathlib import Path
 from gdrpy.broker import unix as _unix
 from gdrpy.broker.server.loop import Server
 from gdrpy.broker.server.quotas import Quotas
+from gdrpy.broker.server.rights import UserMap
 from gdrpy.broker.server.service import Service
 from gdrpy.broker.server.state import State
 from gdrpy.broker.server.store import Store
@@ -54,6 +55,7 @@ class Options:
     mode: int = 0o600
     group: int | None = None
     strict: bool = False
+    users: UserMap = field(default_factory=UserMap)
     resume_within: float = 3600.0
     notifier: Notifier = field(default_factory=lambda: Notifier(None))
 
@@ -74,7 +76,7 @@ def serve(options: Options, server: str, ready: Callable[[Server, State], None])
             begin.join()
             options.quotas.devices  # noqa: B018
         with place.listening() as listener:
-            service = Service(state, options.quotas, server, options.strict)
+            service = Service(state, options.quotas, server, options.strict, options.users)
             loop = Server(listener, service, options.resume_within)
             if state.recovered:
                 threading.Thread(target=_recognize, args=[begin, loop], daemon=True).start()

@@ -20,7 +20,7 @@ from gdrpy.broker import replies
 from gdrpy.broker.protocol import PACKET_LIMIT
 from gdrpy.broker.server.connection import User
 from gdrpy.broker.server.quotas import PROCESS_CONNECTIONS, USED_UP, DescriptorReserve
-from gdrpy.broker.server.rights import Identity, identity_of
+from gdrpy.broker.server.rights import Identity, UserMap, identity_of
 from gdrpy.broker.server.table import count
 from gdrpy.broker.server.throttle import Throttle
 from gdrpy.broker.server.turns import DOOR, Turns
@@ -49,14 +49,17 @@ class Door:
         turns: Turns[Any],
         descriptors: DescriptorReserve,
         users: dict[int, User],
+        user_map: UserMap,
         let_in: Callable[[socket.socket, Identity], object],
     ) -> None:
         self._poll = poll
         self._turns = turns
         self._descriptors = descriptors
         self._users = users
+        self._user_map = user_map
         self._let_in = let_in
-        self._of_process: dict[tuple[int, int], int] = {}
+        #: By user, pid and number.
+        self._of_process: dict[tuple[int, int, int], int] = {}
         self._accepting = False
         #: Connections that are checked again before they are refused.
         self.late: deque[tuple[socket.socket, Identity]] = deque()
@@ -101,7 +104,7 @@ class Door:
 
     def left(self, who: Identity) -> None:
         """Stop counting a connection, which is closed."""
-        count(self._of_process, (who.uid, who.pid), -1)
+        count(self._of_process, _process(who), -1)
 
     def _accept(self) -> None:
         self._accepting = False  # epoll reports further ones again
@@ -118,7 +121,7 @@ class Door:
                 if _is_gone(sock):
                     sock.close()
                 else:
-                    self._admit(sock, identity_of(sock))
+                    self._admit(sock, identity_of(sock, self._user_map))
             except OSError as error:
                 self._refuse(sock, _reason(error))
             if time.monotonic() > end or not self._waits.poll(0):
@@ -152,7 +155,7 @@ class Door:
             except OSError as error:
                 self._refuse(sock, _reason(error))
             else:
-                count(self._of_process, (who.uid, who.pid), 1)
+                count(self._of_process, _process(who), 1)
         elif late or reason is USED_UP or self._late_of.get(who.uid, 0) >= _LATE:
             self._refuse(sock, reason)
         else:
@@ -163,7 +166,7 @@ class Door:
         """Why a new connection exceeds a limit of its user or process; None if it does not."""
         user = self._users.get(who.uid)
         has = 0 if user is None else len(user.connections)
-        process = self._of_process.get((who.uid, who.pid), 0)
+        process = self._of_process.get(_process(who), 0)
         if not self._descriptors.admits(sock.fileno(), who.uid, has):
             return USED_UP
         if process >= PROCESS_CONNECTIONS:
@@ -201,6 +204,10 @@ def _reason(error: OSError) -> str:
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return USED_UP
     return f"the broker cannot serve this connection: {error.strerror}"
+
+
+def _process(who: Identity) -> tuple[int, int, int]:
+    return who.uid, who.pid, who.process
 
 
 def _is_gone(sock: socket.socket) -> bool:

@@ -26,7 +26,8 @@ from gdrpy.broker.server.connection import NONSENSE_LIMIT, Flight, ServerConnect
 from gdrpy.broker.server.digests import Digests, Job
 from gdrpy.broker.server.door import Door
 from gdrpy.broker.server.orphans import Orphans
-from gdrpy.broker.server.rights import Identity, is_ending
+from gdrpy.broker.server.peers import is_ending
+from gdrpy.broker.server.rights import Identity
 from gdrpy.broker.server.service import SLICE, Service, Work
 from gdrpy.broker.server.table import Session
 from gdrpy.broker.server.throttle import Throttle
@@ -55,6 +56,10 @@ _RETRY = 1.0
 _LOOK, _LOOK_SLICE = 0.002, 8
 #: The least seconds for each of them, so that the checks leave time for other work.
 _LOOK_EACH = 5e-5
+
+#: Seconds for which the leases of a process in another namespace stay after its connection, unless
+#: it ends: the broker cannot see whether it exits or lives on.
+_UNSEEN = 10.0
 
 _IN, _OUT, _END = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
 _decode = msgspec.msgpack.Decoder(requests.AnyRequest).decode
@@ -90,11 +95,17 @@ class Server:
         self._view = memoryview(self._buffer)
         self._epoll = select.epoll()
         self._door = Door(
-            listener, self._epoll, self._turns, service.descriptors, self._users, self._let_in
+            listener,
+            self._epoll,
+            self._turns,
+            service.descriptors,
+            self._users,
+            service.users,
+            self._let_in,
         )
-        self._orphans = self._orphans_for(resume_within)
-        #: Sessions of processes that have begun to exit: their queued GPU work may go on.
-        self._dying = self._orphans_for(math.inf)
+        self._resume_within = resume_within
+        processes = self._state.processes
+        self._orphans = Orphans(self._epoll, processes, self._ended.append)
         self._woken, self._waker = socket.socketpair()
         self._woken.setblocking(False)
         self._waker.setblocking(False)
@@ -104,9 +115,6 @@ class Server:
         self._questions: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._digests = Digests(self._wake)
 
-    def _orphans_for(self, seconds: float) -> Orphans:
-        return Orphans(self._epoll, self._ended.append, seconds, self.service.descriptors)
-
     def run(self) -> None:
         """Serve."""
         self._epoll.register(self._woken, _IN)
@@ -114,7 +122,7 @@ class Server:
         self._state.too_long = functools.partial(self._turns.add, JOURNAL, self._compact)
         self._watch_store()
         for session in list(self.service.table.sessions.values()):
-            self._orphans.keep(session)
+            self._orphans.keep(session, self._resume_within)
         self._end_sessions()
         connections, waits, late = self._connections, self._turns.circle, self._door.late
         state, orphans = self._state, self._orphans
@@ -248,7 +256,7 @@ class Server:
 
     def _happened(self, number: int, store_fd: int | None) -> None:
         """Handle an event that is not a client's: of the door, a process, a thread, the store."""
-        if any(one.happened(number) for one in (self._door, self._orphans, self._dying)):
+        if self._door.happened(number) or self._orphans.happened(number):
             return
         if number == self._woken.fileno():
             self._woken.recv(4096)
@@ -272,7 +280,8 @@ class Server:
             self._look_at_waiting()
         if self._waiting or self._stuck or self._state.store_lost:
             return _LOOK if self._waiting else _RETRY
-        return max(0.0, self._orphans.patience()) if self._orphans else None
+        patience = self._orphans.patience()
+        return max(0.0, patience) if patience < math.inf else None
 
     def _look_at_waiting(self) -> None:
         """Send to waiting connections that have read meanwhile, which epoll does not report."""
@@ -380,11 +389,17 @@ class Server:
         connection.forget()
         if connection.session is not None:
             del self._of_session[connection.session.number]
-            if is_ending(connection.identity):
-                self._dying.keep(connection.session)
-            else:
-                self._ended.append(connection.session)
+            self._orphans.keep(connection.session, self._seconds_left(connection.session))
         self._leave(connection)
+
+    def _seconds_left(self, session: Session) -> float:
+        """How long a session stays whose connection was closed, if its process does not end.
+
+        The queued GPU work of a process that has begun to exit may go on until it is gone.
+        """
+        process = self._state.processes.descriptor(session)
+        ending = False if process is None else is_ending(process)
+        return _UNSEEN if ending is None else math.inf if ending else 0.0
 
     def _leave(self, connection: ServerConnection) -> None:
         """Stop counting a closed connection, once it has read its descriptors or is gone: until
@@ -503,6 +518,7 @@ class Server:
         match request, session:
             case requests.Hello(), None:
                 connection.session, welcome = self.service.begin(connection.identity, request)
+                connection.session.sock = connection.sock
                 self._of_session[connection.session.number] = connection
                 self._reply(connection, welcome)
             case requests.Hello(), _:

@@ -92,7 +92,7 @@ class Began(Record, tag=7):
 
     session: int
     pid: int
-    started: int
+    process: int
     uid: int
     gid: int
     groups: list[int]

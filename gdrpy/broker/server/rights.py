@@ -3,33 +3,54 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import socket
 from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import msgspec
 
 from gdrpy.broker import unix as _unix
+from gdrpy.broker.server.peers import peer_process, process_number
 from gdrpy.errors import PermissionDenied
 
 READ = 0o4
 WRITE = 0o2
-#: A flag of the kernel's processes.
-_EXITING = 0x4
-#: Threads that are asked for that flag: more would take the broker's time.
-_THREADS = 256
 #: The sets of groups of all identities.
 _GROUPS: WeakKeyDictionary[frozenset[int], ref[frozenset[int]]] = WeakKeyDictionary()
 _WORDS = {READ: "read", WRITE: "write", READ | WRITE: "read and write"}
 
 
+@dataclass(frozen=True)
+class UserMap:
+    """Users and groups of other user namespaces, by the numbers that the kernel gives them here.
+
+    A range is the first number here, the first one that counts in its place, and how many follow,
+    as in /proc/PID/uid_map. Numbers outside of all ranges count as they are.
+    """
+
+    ranges: tuple[tuple[int, int, int], ...] = ()
+
+    def __call__(self, number: int) -> int:
+        """The number that counts."""
+        for first, counted, many in self.ranges:
+            if first <= number < first + many:
+                return counted + number - first
+        return number
+
+
 class Identity(msgspec.Struct):
-    """A process as the kernel describes it; ``started`` tells it from a later one with its pid."""
+    """A process as the kernel describes it.
+
+    ``pid`` is 0 in another namespace; ``process`` tells it from all others with its pid.
+    """
 
     pid: int
-    started: int
+    process: int
     uid: int
     gid: int
     groups: frozenset[int]
@@ -40,10 +61,46 @@ class Identity(msgspec.Struct):
         self.privileged = self.uid in (0, os.geteuid())
 
 
-def identity_of(sock: socket.socket) -> Identity:
-    """The process at the other end of a connection."""
-    pid, uid, gid = _unix.peer_credentials(sock)
-    return Identity(pid, start_time(pid), uid, gid, shared_groups(_unix.peer_groups(sock)))
+def identity_of(sock: socket.socket, users: UserMap) -> Identity:
+    """The process at the other end of a connection. Raises OSError if descriptors are used up."""
+    pid, *numbers = _unix.peer_credentials(sock)
+    uid, gid = map(users, numbers)
+    groups = shared_groups(map(users, _unix.peer_groups(sock)))
+    try:
+        process = peer_process(sock)
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
+        return Identity(pid, 0, uid, gid, groups)  # it is gone
+    try:
+        return Identity(pid, process_number(process, pid), uid, gid, groups)
+    finally:
+        os.close(process)
+
+
+@functools.cache
+def nobody() -> int | None:
+    """The number of all users and groups that the broker's user namespace does not have.
+
+    None if it has all. Source: user_namespaces(7).
+    """
+    mapped = sum(
+        int(line.split()[2]) for line in Path("/proc/self/uid_map").read_text().splitlines()
+    )
+    if mapped >= 0xFFFFFFFF:
+        return None
+    return int(Path("/proc/sys/kernel/overflowuid").read_text())
+
+
+def require_somebody(who: Identity, call: str) -> None:
+    """Raise PermissionDenied for a user whom the broker cannot tell from others."""
+    if who.uid == nobody():
+        raise PermissionDenied(
+            errno.EACCES,
+            f"{call}: this process is a user of another user namespace, whom the broker cannot "
+            f"tell from other such users, so it may own nothing: run the broker where both users "
+            f"have numbers, as on the host",
+        )
 
 
 def shared_groups(groups: Iterable[int]) -> frozenset[int]:
@@ -53,61 +110,14 @@ def shared_groups(groups: Iterable[int]) -> frozenset[int]:
     return made if found is None else found
 
 
-def start_time(pid: int) -> int:
-    """When a process started, in clock ticks since boot; 0 if that is unknown.
-
-    Source: proc_pid_stat(5), field 22. Raises OSError if descriptors are used up.
-    """
-    fields = _stat(pid)
-    return int(fields[19]) if fields else 0
-
-
-def is_ending(who: Identity) -> bool:
-    """Whether all threads of a process have begun to exit; False where that is unknown.
-
-    The kernel then closes its descriptors one by one, and the GPU may still do its queued work.
-    Source: proc_pid_stat(5), fields 9, 20 and 22; PF_EXITING of the kernel's sched.h.
-    """
-    try:
-        first = _stat(who.pid)
-        if not first or int(first[19]) != who.started or not _is_exiting(first):
-            return False
-        if int(first[17]) > _THREADS:
-            return False
-        threads = os.listdir(f"/proc/{who.pid}/task")  # noqa: PTH208 - quicker
-        return all(_is_exiting(_stat(f"{who.pid}/task/{thread}")) for thread in threads)
-    except OSError:
-        return False
-
-
-def _is_exiting(fields: list[bytes]) -> bool:
-    """Whether a thread exits, by the fields of _stat(), or is gone."""
-    return not fields or bool(int(fields[6]) & _EXITING)
-
-
-def _stat(pid: int | str) -> list[bytes]:
-    """The fields of a process or thread from the third on; none if it is unknown.
-
-    Raises OSError if descriptors are used up.
-    """
-    try:
-        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # noqa: PTH123 - quicker
-            text = file.read()  # the name in it may be any bytes
-    except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            raise
-        return []
-    return text.rpartition(b")")[2].split()
-
-
 def allowed(who: Identity, region: Any, wanted: int) -> bool:
     """Whether ``who`` has all of ``wanted``: the first class that fits decides, as for files."""
     if who.privileged:
         return True
     granted: int = region.mode
-    if who.uid == region.uid:
+    if who.uid == region.uid != nobody():
         granted >>= 6
-    elif region.gid == who.gid or region.gid in who.groups:
+    elif (region.gid == who.gid or region.gid in who.groups) and region.gid != nobody():
         granted >>= 3
     return granted & wanted == wanted
 
@@ -121,7 +131,7 @@ def require(who: Identity, region: Any, wanted: int, call: str) -> None:
 
 def owns(who: Identity, region: Any) -> bool:
     """Whether ``who`` may change a region's mode."""
-    return who.privileged or who.uid == region.uid
+    return who.privileged or who.uid == region.uid != nobody()
 
 
 def require_owner(who: Identity, region: Any, call: str) -> None:

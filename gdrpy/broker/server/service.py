@@ -26,10 +26,12 @@ from gdrpy.broker.server.rights import (
     READ,
     WRITE,
     Identity,
+    UserMap,
     allowed,
     owns,
     require,
     require_owner,
+    require_somebody,
 )
 from gdrpy.broker.server.state import State
 from gdrpy.broker.server.table import RegionEntry, Session
@@ -52,6 +54,8 @@ class Service:
     server: str
     #: Whether to refuse readers memory that the kernel would let them write.
     strict: bool
+    #: How users of other user namespaces count.
+    users: UserMap = field(default_factory=UserMap)
     #: Called for every change that watchers see.
     announce: Callable[[str, RegionEntry | None], object] = lambda *_: None
     counts: dict[type, int] = field(default_factory=lambda: defaultdict(int))
@@ -106,6 +110,7 @@ class Service:
             yield None
         if session.number in table.sessions:
             table.commit(records.Ended(session.number))
+            self.state.processes.drop(session.number)
             self._tell_of_room()
 
     def calls(self) -> dict[type, Callable[[Session, Any], Answer | Work | None]]:
@@ -175,6 +180,7 @@ class Service:
         else:
             return
         if self.quotas.lets_sleep(self.table, session.identity):
+            self.state.processes.hold(session)
             self.table.commit(slept)
 
     def resume(self, session: Session, request: requests.Resume) -> Work:
@@ -211,7 +217,7 @@ class Service:
         if before is not None and number in before.regions:
             region = before.regions[number]
             lease = region.leases[before.number]
-            self.table.grant(session, region, lease.writable, lease.gpu)
+            self._lease(session, region, lease.writable, lease.gpu)
             return True
         found = self.table.regions.get(number)
         if found is None:
@@ -221,8 +227,14 @@ class Service:
             if found.draft or not allowed(session.identity, found, wanted):
                 return False
             self.quotas.require_lease("resume", self.table, session.identity)
-        self.table.grant(session, found, writable, gpu)
+        self._lease(session, found, writable, gpu)
         return True
+
+    def _lease(self, session: Session, region: RegionEntry, writable: bool, gpu: bool) -> None:
+        """Add a grant to a session."""
+        if not session.regions:
+            self.state.processes.hold(session)
+        self.table.grant(session, region, writable, gpu)
 
     def _allocate(self, session: Session, request: requests.Allocate) -> Answer:
         name = request.name
@@ -282,6 +294,7 @@ class Service:
     ) -> RegionEntry:
         """A new region, for which the caller must commit a lease or a name at once."""
         who, device = session.identity, self._number(call, request.device)
+        require_somebody(who, call)
         self.quotas.require_device(call, device)
         if not self.recognized:
             self.recognize()
@@ -518,7 +531,7 @@ class Service:
                 f"strict and refuses it; ask with gpu=False"
                 + ("" if gpu else ", which helps only for host memory"),
             )
-        self.table.grant(session, region, writable, gpu)
+        self._lease(session, region, writable, gpu)
         grant = Grant(
             id=number,
             fds=0 if number is UNSET else 1,

@@ -13,6 +13,7 @@ from gdrpy.broker.protocol import CPU_DEVICE
 from gdrpy.broker.server import records
 from gdrpy.broker.server.compaction import Compaction
 from gdrpy.broker.server.journal import Journal
+from gdrpy.broker.server.orphans import Processes
 from gdrpy.broker.server.store import Full, Store
 from gdrpy.broker.server.table import RegionEntry, Table
 from gdrpy.broker.server.throttle import Throttle
@@ -43,6 +44,8 @@ class State:
         self._closer = threading.Thread(target=self._close, daemon=True)
         self._closer.start()
         self.freed = False
+        #: The processes that hold leases.
+        self.processes = Processes(self._hold, self._drop)
         #: Whether the store was lost and could not be replaced.
         self.store_lost = False
         #: Called when the store was replaced.
@@ -93,8 +96,9 @@ class State:
         return journals[-1]
 
     def _claim(self, found: dict[str, int]) -> None:
-        """Give every region its descriptor, and drop the others."""
+        """Give every region and process its descriptor, and drop the others."""
         self.table.discard_unheld()
+        self.processes.recover(self.table.sessions.values(), found)
         for region in list(self.table.regions.values()):
             fd = found.pop(_key(region), None)
             if fd is None:
@@ -206,6 +210,8 @@ class State:
             for region in self.table.regions.values():
                 if region.fd >= 0:
                     self.store.hold(_key(region), region.fd, _PATIENCE)
+            for key, fd in self.processes.held():
+                self.store.hold(key, fd, _PATIENCE)
         except (OSError, OutOfMemory) as error:
             log.error("cannot start a keeper, so all regions would end with the broker: %s", error)
             self.store_lost = True
@@ -219,6 +225,7 @@ class State:
         self._journal.close()
         if self._next is not None:
             self._next[0].close()
+        self.processes.close()
         self._closing.put(None)
         self._closer.join()
 

@@ -20,11 +20,11 @@ log = logging.getLogger(__name__)
 
 #: Descriptors that systemd can store for one service. It names them all in one environment variable
 #: of the next process, and execve(2) limits a variable to 128 KiB.
-STORE_LIMIT = 8192
+STORE_LIMIT = 6144
 #: Of these, descriptors for journals: the current one, and the next one during compaction.
 _JOURNALS = 2
-#: The names of a broker's descriptors in systemd's store: regions and journals.
-_KEY = re.compile("[rj][0-9]+")
+#: The names of a broker's descriptors in systemd's store: regions, journals, processes.
+_KEY = re.compile(r"[rj][0-9]+|p[0-9a-f]+\.[0-9a-f]+")
 _FIRST = 3
 #: Seconds that systemd may take to receive a message.
 _PATIENCE = 5.0
@@ -128,8 +128,8 @@ class SystemdStore(Store):
     def __init__(self, notifier: Notifier, kept: dict[str, int], limit: int) -> None:
         self._notifier = notifier
         self._kept = kept
-        self._regions = {key for key in kept if key.startswith("r")}
-        self._journals = set(kept) - self._regions
+        self._journals = {key for key in kept if key.startswith("j")}
+        self._others = set(kept) - self._journals
         self._limit = limit
 
     def recover(self) -> dict[str, int]:
@@ -137,12 +137,12 @@ class SystemdStore(Store):
         return kept
 
     def _like(self, key: str) -> set[str]:
-        """The stored keys of the same kind, regions or journals."""
-        return self._regions if key.startswith("r") else self._journals
+        """The stored keys of the same kind: journals, or regions and processes."""
+        return self._journals if key.startswith("j") else self._others
 
     def hold(self, key: str, fd: int, patience: float = 0.0) -> None:
         held = self._like(key)
-        if held is self._regions and key not in held and len(held) >= self._limit - _JOURNALS:
+        if held is self._others and key not in held and len(held) >= self._limit - _JOURNALS:
             raise Full(errno.ENOSPC, f"systemd keeps {self._limit} descriptors of this service")
         # FDPOLL=0: systemd must not drop a GPU's descriptor because of poll's result.
         self._notifier.tell(f"FDSTORE=1\nFDNAME={key}\nFDPOLL=0", (fd,), patience)

@@ -7,6 +7,7 @@ one, which reads the journal, run the same code.
 from __future__ import annotations
 
 import bisect
+import socket
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -82,6 +83,8 @@ class Session(Struct, eq=False):
 
     number: int
     identity: Identity
+    #: Of its connection; None for an earlier broker's.
+    sock: socket.socket | None = None
     #: The regions that it has leases of.
     regions: dict[int, RegionEntry] = field(default_factory=dict)
     #: What it has asleep, by the regions' numbers.
@@ -91,7 +94,7 @@ class Session(Struct, eq=False):
         """The record of its beginning."""
         who = self.identity
         groups = sorted(who.groups)
-        return records.Began(self.number, who.pid, who.started, who.uid, who.gid, groups)
+        return records.Began(self.number, who.pid, who.process, who.uid, who.gid, groups)
 
 
 class Table:
@@ -260,7 +263,7 @@ class Table:
 
     def _begin(self, record: records.Began) -> None:
         identity = Identity(
-            record.pid, record.started, record.uid, record.gid, shared_groups(record.groups)
+            record.pid, record.process, record.uid, record.gid, shared_groups(record.groups)
         )
         self.sessions[record.session] = Session(record.session, identity)
         self._next = max(self._next, record.session + 1)

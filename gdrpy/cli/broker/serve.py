@@ -43,6 +43,7 @@ from gdrpy.broker.server import daemon, store, systemd
 from gdrpy.broker.server.loop import Server
 from gdrpy.broker.server.metrics import Metrics
 from gdrpy.broker.server.quotas import Quotas
+from gdrpy.broker.server.rights import UserMap
 from gdrpy.broker.server.state import State
 from gdrpy.broker.server.table import RegionEntry
 from gdrpy.cli import keys, options
@@ -75,6 +76,13 @@ def add_arguments(parser: CommandParser) -> None:
     parser.option("--mode", options.octal_mode, "OCTAL", about)
     parser.option(
         "--group", _group, "NAME", "the group whose users may connect (default: only you may)"
+    )
+    about = (
+        "count the COUNT users and groups from SEEN on, as the kernel numbers those of a container "
+        "here, as those from OWNER on; may be repeated"
+    )
+    parser.add_argument(
+        "--map-users", type=_user_range, metavar="SEEN:OWNER:COUNT", action="append", help=about
     )
     about = "the limit of all regions on each device (default: all of a GPU, half of the host)"
     parser.option("--max-bytes", parse_size, "SIZE", about)
@@ -204,6 +212,7 @@ def _settings(args: argparse.Namespace) -> daemon.Options:
         mode=args.mode,
         group=args.group,
         strict=args.strict,
+        users=UserMap(tuple(args.map_users or ())),
         notifier=notifier,
     )
 
@@ -301,6 +310,22 @@ def _group(text: str) -> int:
         return grp.getgrnam(text).gr_gid
     except KeyError:
         raise argparse.ArgumentTypeError(f"there is no group {text!r}") from None
+
+
+def _user_range(text: str) -> tuple[int, int, int]:
+    words = text.split(":")
+    if len(words) != 3 or not all(word.isascii() and word.isdigit() for word in words):
+        raise argparse.ArgumentTypeError(f"{text!r} is not SEEN:OWNER:COUNT, as 100001:1:65535 is")
+    seen, owner, count = map(int, words)
+    if max(seen, owner) + count > 1 << 32 or not count:
+        raise argparse.ArgumentTypeError(f"{text!r} has numbers that no user has")
+    for privileged in (0, os.geteuid()):
+        if owner <= privileged < owner + count:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} would make a container's user {seen + privileged - owner} the broker's "
+                f"user {privileged}, who may do all: leave that one out"
+            )
+    return seen, owner, count
 
 
 def _absolute(text: str) -> str:

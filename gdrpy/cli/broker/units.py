@@ -133,6 +133,8 @@ def _command(args: argparse.Namespace) -> list[str]:
         words += ["--restore", args.restore]
     if args.strict:
         words.append("--strict")
+    for numbers in args.map_users or ():
+        words += ["--map-users", ":".join(map(str, numbers))]
     return words
 
 

@@ -210,6 +210,18 @@ class TestUserInManyGroups:
             "groups: start it in fewer",
         )
 
+    def test_count_as_the_administrator_says(self) -> None:
+        users = UserMap(((100001, 1, 65535), (os.getuid(), 7, 1)))
+        assert [users(one) for one in (100000, 100001, 165535, 165536)] == [
+            100000,
+            1,
+            65535,
+            165536,
+        ]
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with here, there:
+            assert identity_of(here, users).uid == 7
+
     def test_shares_them_among_connections_and_sessions(self) -> None:
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with here, there:

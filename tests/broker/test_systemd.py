@@ -105,7 +105,8 @@ class TestService:
             client.status()
         manager.end(signal.SIGTERM)
         assert f"r{number}" not in manager.store
-        assert [name[0] for name in manager.store] == ["j"]
+        # The broker may not have seen that this process's connection has ended.
+        assert [name[0] for name in manager.store if name[0] != "p"] == ["j"]
 
     def test_refuses_regions_that_systemd_would_not_keep(self, manager: FakeSystemd):
         manager.start(*KEEPER, FDSTORE="5")  # two for journals, one for this process
@@ -201,10 +202,10 @@ class TestUnit:
         return capsys.readouterr().out
 
     def test_of_the_service_runs_this_installation(self, capsys):
-        text = self.unit(capsys, "service", "--max-bytes", "1G", "--strict")
+        text = self.unit(capsys, "service", "--max-bytes", "1G", "--strict", "--map-users", "9:1:5")
         (line,) = [line for line in text.splitlines() if line.startswith("ExecStart=")]
         assert line.startswith(f"ExecStart={sys.executable} -m gdrpy serve --keeper systemd")
-        assert line.endswith("--max-bytes 1073741824 --strict")
+        assert line.endswith("--max-bytes 1073741824 --strict --map-users 9:1:5")
 
     def test_of_the_service_keeps_what_the_broker_holds(self, capsys):
         lines = self.unit(capsys, "service").splitlines()

@@ -235,6 +235,33 @@ class TestWords:
             assert "took over 2 regions of an earlier broker" in itertools.islice(lines, 3)
 
 
+class TestUsersOfContainers:
+    def test_count_as_the_hosts(self, start_serving: StartServing):
+        """A range of one: this process counts as user 7, who has only his own memory."""
+        if os.geteuid() != 0:
+            pytest.skip("a broker of another user does not admit this one")
+        broker = start_serving("--map-users", "0:7:1", "--map-users", "100001:1:65535")
+        with gdrpy.connect(broker.socket) as client:
+            client.put("x", b"mine", "cpu")
+            assert (client.stat("x").uid, client.status()["uid"]) == (7, 7)
+
+    @pytest.mark.parametrize(
+        ("given", "why"),
+        [
+            ("5", "'5' is not SEEN:OWNER:COUNT, as 100001:1:65535 is"),
+            ("1:2:x", "'1:2:x' is not SEEN:OWNER:COUNT, as 100001:1:65535 is"),
+            ("1:2:0", "'1:2:0' has numbers that no user has"),
+            ("1:4294967295:2", "'1:4294967295:2' has numbers that no user has"),
+            ("100000:0:2", "'100000:0:2' would make a container's user 100000 the broker's user 0"),
+        ],
+    )
+    def test_are_refused_where_they_would_be_nobody_or_root(self, capsys, given, why):
+        with pytest.raises(SystemExit) as ended:
+            main(["serve", "--map-users", given])
+        assert ended.value.code == 2
+        assert why in " ".join(capsys.readouterr().err.split())
+
+
 class TestSocket:
     def test_is_for_a_group_if_one_is_named(self, start_serving: StartServing):
         broker = start_serving("--group", "root")

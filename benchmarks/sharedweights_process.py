@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,17 @@ class Silent(Exception):
 class Process:
     """A program that answers lines. At the end of its block it is ended, if it runs then."""
 
-    def __init__(self, name: str, *words: str, patience: float | None = None) -> None:
+    def __init__(
+        self, name: str, *words: str, patience: float | None = None, before: Sequence[str] = ()
+    ) -> None:
+        """``before`` is a command that runs the program."""
         self.name = name
         self._patience = patience
         self._process = subprocess.Popen(
-            [sys.executable, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [*before, sys.executable, *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
     def __enter__(self) -> Process:

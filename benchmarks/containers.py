@@ -1,0 +1,168 @@
+"""What containers cost: a broker and clients in namespaces of their own, beside the same without.
+
+Each container has user, mount, PID, IPC, network, UTS and cgroup namespaces of its own, and shares
+only the socket's folder. Two clients share a region, with CUDA and without. Then clients are killed
+at random moments, and the time is taken until the broker has ended their leases and freed the
+memory. It needs root, to make namespaces.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import gdrpy
+import machine
+from gdrpy import cuda
+from gdrpy.broker.unix import peer_credentials
+from results import FORMAT, SIMULATED_NOTE, add_arguments, save
+from sharedweights_process import Process
+
+NAMESPACES = (
+    *("unshare", "--user", "--map-root-user", "--mount", "--ipc", "--net", "--uts", "--cgroup"),
+    *("--pid", "--fork", "--kill-child", "--mount-proc"),
+)
+_WORKER = str(Path(__file__).with_name("containers_worker.py"))
+_MIB = 1 << 20
+#: The longest time that clients work before they are killed, in seconds, without and with CUDA.
+_WORK, _WORK_CUDA = 0.03, 1.5
+#: The longest time between the kills of the two clients, in seconds.
+_BETWEEN = 0.005
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks/containers.py", description=__doc__)
+    parser.add_argument("--kills", type=int, default=1000, help="of clients without CUDA (1000)")
+    parser.add_argument("--kills-cuda", type=int, default=20, help="of clients with CUDA (20)")
+    parser.add_argument("--rounds", type=int, default=5, help="of each comparison (5)")
+    parser.add_argument("--seed", type=int, default=1)
+    add_arguments(parser)
+    options = parser.parse_args(arguments)
+    chance = random.Random(options.seed)
+    samples: dict[str, dict[str, list[float]]] = {}
+    for _ in range(options.rounds):
+        for place, words in (("containers", NAMESPACES), ("beside each other", ())):
+            with _pods(words) as (_, one, other):
+                for row, value in _shared(one, other).items():
+                    samples.setdefault(row, {}).setdefault(place, []).append(value)
+    rows = [_row(what, found) for what, found in samples.items()]
+    print(f"{'':31}{'containers':>11}{'beside':>9}{'ratio':>8}")
+    for row in rows:
+        print(f"{row['what']:31}{row['containers']:11.3g}{row['beside']:9.3g}{row['ratio']:8.3f}")
+    kills = []
+    for gpu, count, work in ((False, options.kills, _WORK), (True, options.kills_cuda, _WORK_CUDA)):
+        with _pods(NAMESPACES) as (broker, one, other):
+            kills.append(_killed(broker, one, other, gpu, count, work, chance))
+        told = {key: value for key, value in kills[-1].items() if key != "seconds"}
+        print(", ".join(f"{key} {value}" for key, value in told.items()))
+    result = {
+        "format": FORMAT,
+        "note": SIMULATED_NOTE if cuda.simulated() else None,
+        "header": machine.describe((), options.commit)
+        | {"command": f"python benchmarks/containers.py --kills {options.kills}"},
+        "modules": ["containers"],
+        "quick": False,
+        "containers": rows,
+        "kills": kills,
+    }
+    print(save(result, options.output))
+    return int(any(one["leases_left"] or one["descriptors_left"] for one in kills))
+
+
+@contextmanager
+def _pods(words: Sequence[str]) -> Iterator[tuple[gdrpy.Broker, Process, Process]]:
+    """A connection to a broker in a container, and two clients, each in another one."""
+    with tempfile.TemporaryDirectory(prefix="gdrpy-bench-") as folder, ExitStack() as stack:
+        path = f"{folder}/broker.sock"
+
+        def start(name: str, *command: str) -> Process:
+            made = Process(name, *command, before=words)
+            stack.callback(made.kill)  # unshare ignores SIGTERM
+            made.hear()
+            return made
+
+        start("the broker", "-m", "gdrpy", "serve", "--json", "--keeper", "none", "--socket", path)
+        pods = [start(name, _WORKER, path) for name in ("one client", "the other client")]
+        yield stack.enter_context(gdrpy.connect(path)), pods[0], pods[1]
+
+
+def _shared(one: Process, other: Process) -> dict[str, float]:
+    """Microseconds and GB/s of two clients that share a region, which the first one makes."""
+    one.ask("make", "shared", 64 * _MIB)
+    found: dict[str, float] = {}
+    for gpu in (False, True):
+        words = "with CUDA" if gpu else "without CUDA"
+        taken = other.ask("measure", "shared", gpu)
+        found |= {f"{what}, {words}": value for what, value in taken.items()}
+    if not one.ask("check", "shared"):
+        raise SystemExit("benchmarks/containers.py: the first client found wrong bytes")
+    return found
+
+
+def _row(what: str, found: dict[str, list[float]]) -> dict[str, Any]:
+    inside, beside = (median(found[place]) for place in ("containers", "beside each other"))
+    ratio = inside / beside
+    return {
+        "what": what,
+        "containers": inside,
+        "beside": beside,
+        "ratio": ratio,
+        "samples": found,
+    }
+
+
+def _killed(
+    broker: gdrpy.Broker,
+    one: Process,
+    other: Process,
+    gpu: bool,
+    count: int,
+    work: float,
+    chance: random.Random,
+) -> dict[str, Any]:
+    """Kill an exporter and an importer at random, ``count`` clients in all."""
+    before, seconds = _descriptors(broker), []
+    for number in range(0, count, 2):
+        pods = [(one, "export"), (other, "import")]
+        for pod, role in pods:
+            pod.ask("fork", role, f"killed/{number}", gpu)
+        time.sleep(chance.random() * work)
+        chance.shuffle(pods)
+        pods[0][0].ask("kill")
+        time.sleep(chance.random() * _BETWEEN)
+        killed = pods[1][0].ask("kill")
+        while broker.status()["leases"]:
+            time.sleep(0.0005)
+        for info in broker.list():
+            broker.delete(info.name)
+        while any(broker.status()["used"].values()):
+            time.sleep(0.0005)
+        seconds.append(time.monotonic() - killed)
+    return {
+        "clients": "with CUDA" if gpu else "without CUDA",
+        "kills": count,
+        "median_ms": round(1e3 * median(seconds), 2),
+        "worst_ms": round(1e3 * max(seconds), 2),
+        "leases_left": broker.status()["leases"],
+        "descriptors_left": _descriptors(broker) - before,
+        "seconds": seconds,
+    }
+
+
+def _descriptors(broker: gdrpy.Broker) -> int:
+    """How many descriptors the broker has open."""
+    sock = broker._connection.transport._sock
+    assert sock is not None
+    return len(list(Path(f"/proc/{peer_credentials(sock)[0]}/fd").iterdir()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import gdrpy
+from gdrpy.broker.server import loop
 from rawclient import RawClient, allocation
 
 OTHER = 54322
@@ -117,8 +118,8 @@ def client(start: Callable[..., Container]) -> Callable[[], Container]:
 
 
 def leases_become(broker: gdrpy.Broker, expected: int) -> None:
-    """Wait for a number of leases, as the events of freed memory allow."""
-    with broker.watch(timeout=20) as events:
+    """Wait for a number of leases, less long than the broker waits for the end of a process."""
+    with broker.watch(timeout=loop._UNSEEN - 1) as events:
         while broker.status()["leases"] != expected:
             next(events)
 
@@ -160,6 +161,23 @@ class TestContainers:
             one.run("broker.close()")
             leases_become(outside, 1)
             other.kill()
+            leases_become(outside, 0)
+
+    def test_keep_their_leases_until_they_have_ended_unless_they_give_them_back(
+        self, serve, client, path
+    ):
+        """The broker cannot see whether a process that drops its connection exits."""
+        serve()
+        one = client()
+        one.run(
+            "raw = RawClient(broker.socket)",
+            "kept = raw.allocate(None)",
+            "raw.close()",
+            "broker.status()",
+        )
+        with gdrpy.connect(path) as outside:
+            assert outside.status()["leases"] == 1
+            one.kill()
             leases_become(outside, 0)
 
     def test_have_limits_of_connections_of_their_own(self, serve, client):

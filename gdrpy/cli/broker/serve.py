@@ -10,6 +10,7 @@ examples:
   nohup gdrpy serve > broker.log 2>&1 &              also after the terminal is closed
   gdrpy serve --group gpu --max-bytes-per-user 20G   for the processes of a group
   gdrpy serve --print-unit service                   for systemd
+  gdrpy serve --print-cdi > /etc/cdi/gdrpy.json      for container engines
   gdrpy serve --restore /backup/llama                with the regions of 'gdrpy save'
   gdrpy serve --json --socket /tmp/my.sock           for a script: one line when ready
 
@@ -47,7 +48,7 @@ from gdrpy.broker.server.rights import UserMap
 from gdrpy.broker.server.state import State
 from gdrpy.broker.server.table import RegionEntry
 from gdrpy.cli import keys, options
-from gdrpy.cli.broker import announcement, units
+from gdrpy.cli.broker import announcement, cdi, units
 from gdrpy.cli.exits import OK, UNUSABLE, CommandError
 from gdrpy.cli.header import gdrpy_version
 from gdrpy.cli.options import CommandParser
@@ -109,6 +110,8 @@ def add_arguments(parser: CommandParser) -> None:
     )
     about = "print a systemd unit for a broker with these options, and end"
     parser.add_argument("--print-unit", choices=units.KINDS, help=about)
+    about = "print a CDI specification, by which containers get the folder of the socket, and end"
+    parser.add_argument("--print-cdi", action="store_true", help=about)
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
@@ -118,6 +121,11 @@ def run(args: argparse.Namespace, output: Output) -> int:
         text = units.text(args.print_unit, args)
         output.line(text.rstrip())
         output.finish({"unit": text})
+        return OK
+    if args.print_cdi:
+        text = cdi.text(args.socket or place.SYSTEM)
+        output.line(text)
+        output.finish({"cdi": text})
         return OK
     _log_to_stderr(args.log_level)
     path = args.socket

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from machine_containers import Containers
 from machine_copy import Machines
 
 Need = Callable[..., None]
@@ -125,3 +126,15 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
     machines = Machines(tmp_path_factory.mktemp("machines"))
     yield machines
     machines.close()
+
+
+@pytest.fixture
+def containers(machines: Machines, need: Need, tmp_path: Path) -> Iterator[Containers]:
+    """Containers that share a folder of the image's user."""
+    need("util-linux", "uidmap")
+    folder = tmp_path / "socket"
+    folder.mkdir()
+    os.chown(folder, 10001, 10001)
+    containers = Containers(machines, folder)
+    yield containers
+    containers.close()

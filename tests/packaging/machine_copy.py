@@ -23,6 +23,8 @@ class Machines:
         )
         assert self._holder.stdout is not None
         self._holder.stdout.readline()
+        #: The process whose mount namespace it is.
+        self.holder = self._holder.pid
         self.inside("mount", "-t", "tmpfs", "machines", folder)
 
     def inside(self, *command: str | Path) -> str:

@@ -1,4 +1,4 @@
-"""docs/packages.md, and the files of packaging/, name what there is."""
+"""docs/packages.md, the page on Kubernetes, and the files of packaging/ name what there is."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from gdrpy.cli import main
 
 CHECKOUT = Path(__file__).parents[2]
 PAGE = (CHECKOUT / "docs/packages.md").read_text()
+KUBERNETES = (CHECKOUT / "docs/howto/kubernetes.md").read_text()
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
 FOR_DEVELOPERS = {"test", "ecosystem", "docs", "package", "lint"}
 PACKAGING = [
@@ -27,7 +28,7 @@ def commands_in(text: str) -> set[str]:
 
 class TestPage:
     def test_names_files_that_there_are(self) -> None:
-        named = set(re.findall(r"\b(?:packaging|tools)/[\w./-]+\w", PAGE))
+        named = set(re.findall(r"\b(?:packaging|tools)/[\w./-]+\w", PAGE + KUBERNETES))
         assert len(named) > 5
         assert [path for path in named if not (CHECKOUT / path).exists()] == []
 
@@ -61,7 +62,7 @@ class TestRequirements:
 
 
 class TestCommands:
-    @pytest.mark.parametrize("text", [PAGE, *(path.read_text() for path in PACKAGING)])
+    @pytest.mark.parametrize("text", [PAGE, KUBERNETES, *(path.read_text() for path in PACKAGING)])
     def test_are_gdrpys(self, text: str, capsys: pytest.CaptureFixture[str]) -> None:
         for command in commands_in(text):
             with pytest.raises(SystemExit) as ended:

@@ -79,8 +79,8 @@ class RegionInfo(Value, frozen=True, omit_defaults=True):
     ``nbytes`` is the size requested, ``size`` the bytes allocated. ``device`` is the broker's CUDA
     ordinal of a GPU, which may differ from other processes' ordinals, or "cpu"; ``uuid`` is the
     GPU's UUID, None for the host. ``version`` is 0 until the region is published. ``readers`` and
-    ``writers`` count the leases. ``asleep`` counts the connections that have a version of its name
-    asleep: detached, to attach it again. While the name refers to no region, its copy in host
+    ``writers`` count the leases. ``asleep`` counts the connections that have this version of its
+    name asleep: detached, to attach it again. While the name refers to no region, its copy in host
     memory tells of them. ``metadata``, ``holders`` and ``sleepers`` are None in a list, ``sha256``
     until a digest is requested. ``linked`` says whether its name refers to it, unlike a draft's
     name, or one that was replaced or deleted.

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import gdrpy
+from brokers import Broker
 from checkpoints import write_checkpoint
 from gdrpy.broker import requests
 from gdrpy.broker.client.transport import BlockingTransport, Lost
@@ -391,6 +392,47 @@ def test_a_copy_that_is_killed_at_any_step_loses_nothing(broker, connected, regi
             break
     assert step > 8
     assert there(connected) == {"weights": 0, "weights.host": "cpu"}
+
+
+class TestVersions:
+    @pytest.fixture
+    def second(self, connected, region):
+        """The second version, which sleeps."""
+        connected.put("weights", DATA + 1, seal=True).close()
+        with connected.get("weights") as second:
+            connected.sleep_many([second])
+            yield second
+
+    def test_go_on_from_what_sleeps(self, connected, second):
+        connected.put("weights", DATA + 2, seal=True).close()
+        info = connected.stat("weights")
+        assert (info.version, info.asleep) == (3, 0)
+        assert [(one.version, one.older) for one in info.sleepers] == [(2, True)]
+        second.attach(newer=True)
+        assert second.version == 3
+
+    def test_go_on_in_the_next_broker_when_nothing_but_the_copy_is_left(
+        self, broker: Broker, connected, second
+    ):
+        second.close()
+        broker.restart()
+        assert connected.put("weights", DATA + 2, seal=True).version == 3
+
+    def test_go_on_from_what_sleeps_though_its_name_was_deleted(self, connected, second):
+        connected.delete("weights")
+        with connected.allocate("weights", 4096) as other:
+            assert (other.version, connected.stat("weights").asleep) == (3, 0)
+
+    def test_come_back(self, broker: Broker, connected, other, second):
+        with other.wake("weights") as woken:
+            info = connected.stat("weights")
+            assert (woken.version, info.version, info.asleep) == (2, 2, 1)
+            assert [(one.version, one.older) for one in info.sleepers] == [(2, False)]
+
+    def test_begin_anew_when_nothing_sleeps(self, connected, second):
+        connected.delete("weights")
+        second.close()
+        assert connected.put("weights", DATA + 2, seal=True).version == 1
 
 
 class TestSaved:

@@ -23,6 +23,7 @@ from gdrpy.broker.server.quotas import Quotas
 from gdrpy.broker.server.rights import Identity
 from gdrpy.broker.server.service import Service
 from gdrpy.broker.server.table import RegionEntry, Session, Table
+from sleeping import GPU
 
 
 def described(table: Table) -> dict[str, Any]:
@@ -335,14 +336,14 @@ def change(table: Table, chance: random.Random) -> None:
     elif what == 13 and region.linked and region.original is not None:
         awake = table.names.get(region.original)
         if awake is None or awake.uid == region.uid:
-            table.commit(records.Kept(region.number))
+            table.commit(records.Kept(region.number, chance.randrange(3)))
 
 
 def copy(table: Table, name: str, uid: int) -> None:
     """Publish a sleeper's copy, in place of the user's older one."""
     number = table.number()
     stamp = f"{number:016x}"
-    mark = Mark(stamp, f"GPU-{'0' * 8}-0000-0000-0000-{'0' * 12}")
+    mark = Mark(stamp, GPU)
     older = table.copies.get(name, {}).get(uid)
     made = f"{name}.host/{stamp}"
     table.commit(records.Made(number, made, 1, 4096, -1, uid, uid, 0o600, b""))
@@ -413,12 +414,50 @@ class TestCopies:
 def draft(table: Table, session: Session) -> int:
     """A draft that says it is a copy of a region "a"."""
     number, stamp = table.number(), "0123456789abcdef"
-    mark = packb({MARK: [stamp, number, f"GPU-{'0' * 8}-0000-0000-0000-{'0' * 12}"]})
+    mark = packb({MARK: [stamp, number, GPU]})
     uid = session.identity.uid
     name = f"a.host/{number:016x}"
     table.commit(records.Made(number, name, 1, 4096, -1, uid, uid, 0o600, mark))
     table.grant(session, table.regions[number], True, False)
     return number
+
+
+class TestVersion:
+    """The versions of a name that sleeps go on in the next broker."""
+
+    @pytest.mark.parametrize("version", [0, 5])
+    def test_goes_on_from_that_of_the_copy_that_keeps_the_name(self, version: int) -> None:
+        table, session = table_of_a_user()
+        copied = draft(table, session)
+        table.commit(records.SealedNow(copied, mark=Mark("0123456789abcdef", GPU)))
+        table.commit(records.Published(copied, 1))
+        table.commit(records.Kept(copied, version))
+        self.check(table, version)
+
+    def test_goes_on_from_the_highest_that_sleeps(self) -> None:
+        table, session = table_of_a_user()
+        for region, version in ((100, 3), (101, 5), (102, 4)):
+            table.commit(records.Slept(session.number, region, "a", version, 7))
+        table.commit(records.Slept(session.number, 103, "a", 9, 8))  # another user's
+        self.check(table, 5)
+
+    def check(self, table: Table, newest: int) -> None:
+        entries: list[bytes] = []
+        assert copying(table, entries).go_on(1 << 30)
+        for one in (table, replayed(entries)):
+            number = one.number()
+            one.apply(records.Made(number, "a", 1, 4096, 0, 7, 7, 0o600, b""))
+            assert one.next_version(one.regions[number]) == newest + 1
+            woken = newest if one.kept and newest else newest + 1
+            assert one.next_version(one.regions[number], woken=True) == woken
+
+
+def table_of_a_user() -> tuple[Table, Session]:
+    """A table without regions, and a session of the user 7."""
+    table = Table(lambda record: None, lambda region: None)
+    table.commit(records.Life("00ff" * 8, 1))
+    table.commit(records.Began(1, 1, 2, 7, 7, []))
+    return table, table.sessions[1]
 
 
 class TestCompaction:

@@ -82,7 +82,7 @@ class TestWakeMany:
     def test_refuses_other_contents_of_the_name(self, connected, region):
         connected.sleep_many([region])
         connected.put("weights", DATA + 1, seal=True, metadata={"of": "llama"}).close()
-        with pytest.raises(gdrpy.Gone, match=r"'weights' has other contents now, of version 1"):
+        with pytest.raises(gdrpy.Gone, match=r"'weights' has other contents now, of version 2"):
             connected.wake_many([region])
         assert region.detached
         region.attach(newer=True)

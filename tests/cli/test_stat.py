@@ -33,16 +33,16 @@ class TestStat:
             _, listed = json_of("ls")
             older.close()
             newer.close()
-        assert "held by   0 readers, 0 writers, 2 asleep\n" in printed
+        assert "held by   0 readers, 0 writers, 1 asleep\n" in printed
         assert " in older version 1 " in printed
         assert " in version 2 " in printed
         who = {"pid": os.getpid(), "uid": os.getuid()}
         assert (status, found["asleep"], found["sleepers"]) == (
             0,
-            2,
+            1,
             [who | {"version": 1, "older": True}, who | {"version": 2, "older": False}],
         )
-        assert [region["asleep"] for region in listed["regions"]] == [2]
+        assert [region["asleep"] for region in listed["regions"]] == [1]
 
     def test_prints_metadata_that_json_lacks(self, broker, capsys):
         with gdrpy.connect() as client:

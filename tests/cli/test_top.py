@@ -81,9 +81,9 @@ class TestTop:
             (process,) = [line for line in shown() if line.startswith(f"{os.getpid()} ")]
             words = f"2.0 MiB in 1 region, 2 asleep (1 older){views}, by {getpass.getuser()}"
             assert process.endswith(words)
-            assert [line for line in shown() if line.startswith("weights │ 2 asleep │ 1 byte │ 2")]
+            assert [line for line in shown() if line.startswith("weights │ 1 asleep │ 1 byte │ 2")]
             second.attach()
-            assert [line for line in shown() if line.startswith("weights │ 1 r, 1 asleep │ ")]
+            assert [line for line in shown() if line.startswith("weights │ 1 r, 0 w │ ")]
             first.close()
             client.sleep_many([second])
             (copy,) = [line for line in shown() if line.startswith("weights.host/")]

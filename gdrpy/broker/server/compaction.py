@@ -97,8 +97,8 @@ def _records_of(table: Table, region: RegionEntry) -> Iterator[records.Record]:
         yield records.Published(number, region.version)
     if region.sealed:
         yield records.SealedNow(number, region.copy_of, region.mark)
-    if table.keeps(region):
-        yield records.Kept(number)
+    if (version := table.keeps(region)) is not None:
+        yield records.Kept(number, version)
     if region.digest is not None:
         yield records.Digested(number, region.digest)
     for session, lease in region.leases.items():

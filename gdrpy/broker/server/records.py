@@ -138,6 +138,8 @@ class Kept(Record, tag=13):
     """A copy of a region that sleeps keeps the region's name for its owner."""
 
     region: int
+    #: The name's, which the copy's contents had; 0 if that is not known.
+    version: int = 0
 
 
 _OfRegion = Made | Published | Unlinked | SealedNow | Digested | Changed | Kept

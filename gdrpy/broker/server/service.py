@@ -246,7 +246,8 @@ class Service:
                 self._require_free("allocate", session, name)
             region = self._make("allocate", session, request, None)
             if name is not None:
-                self.table.commit(records.Published(region.number, 1))
+                version = self.table.next_version(region)
+                self.table.commit(records.Published(region.number, version))
                 self.announce("allocated", region)
         else:
             region = found
@@ -345,7 +346,8 @@ class Service:
             made = []
             for draft in drafts:
                 old = replaced[str(draft.name)]
-                made.append((draft.number, 1 if old is None else old.version + 1))
+                woken = self._copy_with_contents_of(draft) is not None
+                made.append((draft.number, self.table.next_version(draft, woken)))
                 if old is not None and old.files and old.files != draft.files:
                     lost.append(old)
             files = self._files(session, lost, named)
@@ -610,7 +612,7 @@ class Service:
             copy = self._copy_with_contents_of(region)
             if not (request.unheld and region.leases) and (copy or not request.copied):
                 if copy is not None:
-                    self.table.commit(records.Kept(copy.number))
+                    self.table.commit(records.Kept(copy.number, region.version))
                 self._unlink([region])
             return answer
         copies = [copy for copy in copies if copy.uid == region.uid]

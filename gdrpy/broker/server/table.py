@@ -125,8 +125,9 @@ class Table:
         self._copies: dict[tuple[str, int, int], dict[int, RegionEntry]] = defaultdict(dict)
         #: The copies of sleepers, by the name of the region and by their owner.
         self.copies: dict[str, dict[int, RegionEntry]] = {}
-        #: The owners of the copies that keep the names of regions while these sleep.
-        self.kept: dict[str, int] = {}
+        #: The owners of the copies that keep the names of regions while these sleep, and the
+        #: regions' versions.
+        self.kept: dict[str, tuple[int, int]] = {}
         self._next = 1
         self._journal = journal
         self._freed = freed
@@ -197,7 +198,7 @@ class Table:
             bisect.insort(self.sorted_names, region.name)
         else:
             self._lose_name(replaced)
-        if self.kept.get(region.name) != region.uid:
+        if self._kept_by(region.name) != region.uid:
             self.kept.pop(region.name, None)
         self._find_copy(region)
 
@@ -219,7 +220,7 @@ class Table:
             del copies[region.uid]
             if not copies:
                 del self.copies[name]
-            if self.kept.get(name) == region.uid:
+            if self._kept_by(name) == region.uid:
                 del self.kept[name]
         self._forget_unheld(region)
 
@@ -230,18 +231,38 @@ class Table:
 
     def keeper(self, name: str) -> RegionEntry | None:
         """The copy that keeps a name for its owner, if the name refers to no region."""
-        if name in self.names or name not in self.kept:
+        owner = self._kept_by(name)
+        if name in self.names or owner is None:
             return None
-        return self.copies.get(name, {}).get(self.kept[name])
+        return self.copies.get(name, {}).get(owner)
 
-    def keeps(self, region: RegionEntry) -> bool:
-        """Whether a region is a copy that keeps a name, or will once the name is deleted."""
-        return region.linked and self.kept.get(region.original or "") == region.uid
+    def keeps(self, region: RegionEntry) -> int | None:
+        """The version of the name that a copy keeps, or will once the name is deleted, if any."""
+        owner, version = self.kept.get(region.original or "", (None, 0))
+        return version if region.linked and owner == region.uid else None
+
+    def _kept_by(self, name: str) -> int | None:
+        """The owner of the copy that keeps a name."""
+        return self.kept.get(name, (None, 0))[0]
 
     def _keep(self, record: records.Kept) -> None:
         region = self.regions[record.region]
         if region.original is not None:
-            self.kept[region.original] = region.uid
+            self.kept[region.original] = region.uid, record.version
+
+    def next_version(self, draft: RegionEntry, woken: bool = False) -> int:
+        """The version of a draft, or of a new region, that is to get its name.
+
+        A name goes on from its region, else from what sleeps. A region that is ``woken`` from the
+        copy that keeps its name has the version that it had.
+        """
+        name = draft.name or ""
+        if name in self.names:
+            return self.names[name].version + 1
+        owner, kept = self.kept.get(name, (None, 0))
+        if woken and kept and owner == draft.uid:
+            return kept
+        return 1 + max(kept, *self._sleepers.get((name, draft.uid), {}).values(), 0)
 
     def _seal(self, record: records.SealedNow) -> None:
         region = self.regions[record.region]
@@ -342,9 +363,17 @@ class Table:
         A copy in host memory has those of its region's name while that refers to no region.
         """
         name = region.name or ""
-        if region.original is not None and region.original not in self.names:
-            name = region.original
+        if self._stands_in(region):
+            name = region.original or ""
         return self._sleepers.get((name, region.uid), {})
+
+    def version_of(self, region: RegionEntry) -> int:
+        """The version of a region's sleepers that are not older ones."""
+        return (self.keeps(region) or 0) if self._stands_in(region) else region.version
+
+    def _stands_in(self, region: RegionEntry) -> bool:
+        """Whether a region is a copy of one whose name refers to no region."""
+        return region.original is not None and region.original not in self.names
 
     def _forget_unheld(self, region: RegionEntry) -> None:
         if region.linked or region.leases:

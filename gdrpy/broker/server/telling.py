@@ -20,6 +20,7 @@ _HIDDEN_BYTES = 16
 
 def entry(table: Table, region: RegionEntry) -> RegionInfo:
     """A region in a list."""
+    newest = table.version_of(region)
     return RegionInfo(
         region=region.number,
         name=region.name,
@@ -34,7 +35,7 @@ def entry(table: Table, region: RegionEntry) -> RegionInfo:
         readers=len(region.leases) - region.writers,
         writers=region.writers,
         uuid=region.uuid or None,
-        asleep=len(table.sleepers(region)),
+        asleep=sum(version >= newest for version in table.sleepers(region).values()),
     )
 
 
@@ -64,9 +65,10 @@ def all_about(table: Table, region: RegionEntry, number: int) -> Description:
     """A region's entry, metadata, digest, holders and sleepers, as the reply to a request."""
     held = itertools.islice(region.leases.items(), protocol.HOLDERS_LIMIT)
     holders = tuple(_holder(table.sessions[number].identity, lease) for number, lease in held)
+    newest = table.version_of(region)
     slept = itertools.islice(table.sleepers(region).items(), protocol.HOLDERS_LIMIT)
     sleepers = tuple(
-        _sleeper(table.sessions[number].identity, version, region) for (number, _), version in slept
+        _sleeper(table.sessions[number].identity, version, newest) for (number, _), version in slept
     )
     fields = {
         **asdict(entry(table, region)),
@@ -79,8 +81,8 @@ def all_about(table: Table, region: RegionEntry, number: int) -> Description:
     return Description(**fields, id=number)
 
 
-def _sleeper(who: Identity, version: int, region: RegionEntry) -> Sleeper:
-    return Sleeper(who.pid, who.uid, version, version < region.version)
+def _sleeper(who: Identity, version: int, newest: int) -> Sleeper:
+    return Sleeper(who.pid, who.uid, version, version < newest)
 
 
 def _holder(who: Identity, lease: LeaseEntry) -> Holder:

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-import cupy
-
 from gdrpy.arena.arena import Arena
 from gdrpy.arrays.shown import Shown
+from gdrpy.common.extras import brought_by
 from gdrpy.errors import Forked, OutOfMemory
+
+with brought_by("gdrpy[cupy]"):
+    import cupy
 
 __all__ = ["allocator"]
 

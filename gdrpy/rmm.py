@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import rmm
-
 from gdrpy.arena.arena import Arena
 from gdrpy.arrays.shown import Shown
+from gdrpy.common.extras import brought_by
+
+with brought_by("rmm-cu13"):
+    import rmm
 
 __all__ = ["resource"]
 

@@ -7,14 +7,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
-
 from gdrpy import cuda
 from gdrpy.broker.client.broker import Broker, BrokerRegion
+from gdrpy.common.extras import brought_by
 from gdrpy.errors import NotFound
-from gdrpy.torch.modules import assign, empty_weights, share, torch_tensors
-from gdrpy.torch.naming import check_owner, commit_of, name_of, settings_of
+
+with brought_by("gdrpy[transformers]"):
+    import transformers
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+
+    from gdrpy.torch.modules import assign, empty_weights, share, torch_tensors
+    from gdrpy.torch.naming import check_owner, commit_of, name_of, settings_of
 
 __all__ = ["from_pretrained", "region_of"]
 

@@ -52,6 +52,42 @@ class TestImport:
         assert "make build" in done.stderr
 
 
+WITHOUT = """
+import importlib, sys
+sys.modules[sys.argv[2]] = None  # as if it were not installed
+try:
+    importlib.import_module(sys.argv[1])
+except ModuleNotFoundError as error:
+    print(error.name, error)
+"""
+
+
+class TestImportOfAModuleWhoseExtraIsMissing:
+    @pytest.mark.parametrize(
+        ("module", "missing", "remedy"),
+        [
+            ("gdrpy.torch", "torch", "gdrpy[torch]"),
+            ("gdrpy.torch.memory_saver", "torch", "gdrpy[torch]"),
+            ("gdrpy.transformers", "torch", "gdrpy[transformers]"),
+            ("gdrpy.transformers", "transformers", "gdrpy[transformers]"),
+            ("gdrpy.cupy", "cupy", "gdrpy[cupy]"),
+            ("gdrpy.rmm", "rmm", "rmm-cu13"),
+            ("gdrpy.vllm", "vllm", "gdrpy[vllm]"),
+            ("gdrpy.channel.numba", "llvmlite", "gdrpy[numba]"),
+            ("gdrpy.channel.triton", "triton", "gdrpy[torch]"),
+        ],
+    )
+    def test_says_what_to_install(self, module, missing, remedy):
+        done = subprocess.run(
+            [sys.executable, "-c", WITHOUT, module, missing],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        said = f"{missing} No module named '{missing}': pip install '{remedy}'\n"
+        assert done.stdout == said
+
+
 OPENED = """
 import sys
 import gdrpy

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
-from numba import cuda, types, uint64
-from numba.cuda.extending import intrinsic
-
 from gdrpy.channel.layout import CAPACITY, CLOSED, HEAD, RECORD_NBYTES, RECORDS, STOPPED, TAIL
+from gdrpy.common.extras import brought_by
+
+with brought_by("gdrpy[numba]"):
+    from llvmlite import ir
+    from numba import cuda, types, uint64
+    from numba.cuda.extending import intrinsic
 
 
 def _load(instruction: str, result: Any, side_effect: bool) -> Any:

@@ -6,10 +6,12 @@ the records taken, as an int64; record number i is the i-th ever.
 
 from __future__ import annotations
 
-import triton
-import triton.language as tl
-
 from gdrpy.channel import layout
+from gdrpy.common.extras import brought_by
+
+with brought_by("gdrpy[torch]"):
+    import triton
+    import triton.language as tl
 
 _RECORD_NBYTES = tl.constexpr(layout.RECORD_NBYTES)
 _CAPACITY = tl.constexpr(layout.CAPACITY)

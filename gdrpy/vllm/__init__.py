@@ -3,7 +3,10 @@
 vLLM calls :func:`register` when it starts, by the entry point ``vllm.general_plugins``.
 """
 
-import vllm
+from gdrpy.common.extras import brought_by
+
+with brought_by("gdrpy[vllm]"):
+    import vllm
 
 try:
     from vllm.device_allocator.sleep_mode_backend import SleepModeBackendFactory

@@ -17,7 +17,7 @@ from weakref import WeakSet
 import torch
 
 from gdrpy.arena.heap import Heap
-from gdrpy.torch.pool import Pool
+from gdrpy.torch.pool import Pool, require_pools
 
 #: A tag, whether its contents are kept, its device, and the graph pool that it stands for.
 _Key = tuple[str, bool, int, Any]
@@ -27,7 +27,7 @@ class TorchMemorySaver:
     """Tensors that give their GPU memory back by tag, and come back at the same addresses.
 
     Names and arguments are those of torch_memory_saver 0.0.10. The hook modes are alike: nothing is
-    preloaded, and captured graphs can be paused in both. Backups lie in page-locked host memory,
+    preloaded, and captured graphs can be paused in either. Backups lie in page-locked host memory,
     which is kept for the next pause. What is not there raises ValueError.
     """
 
@@ -94,11 +94,12 @@ class TorchMemorySaver:
             enable_disk_backup: Must be false.
             cpu_backup_backend: "pinned" or None.
 
-        Raises ValueError for other backups, BackendUnavailable on the simulated GPU.
+        Raises ValueError for other backups, BackendUnavailable without a real GPU.
         """
         if enable_disk_backup:
             raise ValueError("region: there is no disk backup: take enable_cpu_backup=True")
         _check_backend("region", enable_cpu_backup, cpu_backup_backend)
+        require_pools("region")
         pool = self._pool((tag, enable_cpu_backup, torch.cuda.current_device(), None))
         with self._run(), pool.use():
             self._thread.inside.append(pool)
@@ -129,8 +130,11 @@ class TorchMemorySaver:
             tag: What :meth:`pause` and :meth:`resume` call the memory by.
             enable_cpu_backup: Whether its contents come back.
             cpu_backup_backend: "pinned" or None.
+
+        Raises as :meth:`region`.
         """
         _check_backend("cuda_graph", enable_cpu_backup, cpu_backup_backend)
+        require_pools("cuda_graph")
         with self._run():
             key = self._key_of(tag, enable_cpu_backup, pool)
             graphs = self._pool(key)

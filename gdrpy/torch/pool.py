@@ -40,11 +40,7 @@ class Pool(Resource):
     _elsewhere = "send the region, and Pool.array(tensor)'s shape, dtype and offset"
 
     def __init__(self, memory: Shown | Arena | Heap) -> None:
-        if cuda.simulated() or not torch.cuda.is_available():
-            raise BackendUnavailable(
-                "Pool: torch has memory pools on real GPUs only, in its CUDA builds: here, make "
-                "tensors of a region one by one, by torch.from_dlpack(region.array(...))"
-            )
+        require_pools("Pool")
         with Undo() as undo:
             #: The :class:`gdrpy.Arena` or :class:`gdrpy.Heap` that the tensors lie in.
             self.arena = memory if isinstance(memory, Heap) else Arena.of(memory)
@@ -122,6 +118,15 @@ class Pool(Resource):
 
     def __repr__(self) -> str:
         return "<Pool CLOSED>" if self.closed else f"<Pool of {self.arena!r}>"
+
+
+def require_pools(call: str) -> None:
+    """Raise BackendUnavailable if torch has no memory pools here."""
+    if cuda.simulated() or not torch.cuda.is_available():
+        raise BackendUnavailable(
+            f"{call}: torch has memory pools on real GPUs only, in its CUDA builds: here, make "
+            f"tensors of a region one by one, by torch.from_dlpack(region.array(...))"
+        )
 
 
 @functools.cache

@@ -17,6 +17,7 @@ import gdrpy
 import gdrpy.torch
 from checkpoints import write_index
 from gdrpy.broker import temporary
+from gdrpy.torch.memory_saver import torch_memory_saver
 from support import gpu_mappings, open_descriptors
 
 OTHER = """
@@ -466,6 +467,15 @@ class TestPool:
             pytest.raises(gdrpy.BackendUnavailable, match=r"Pool: torch has memory pools on real"),
         ):
             gdrpy.torch.Pool(region)
+
+
+class TestMemorySaver:
+    @pytest.mark.parametrize(("call", "arguments"), [("region", ()), ("cuda_graph", (None,))])
+    def test_is_refused_where_torch_has_no_pools(self, call, arguments):
+        block = getattr(torch_memory_saver, call)(*arguments)
+        words = f"{call}: torch has memory pools on real GPUs only"
+        with pytest.raises(gdrpy.BackendUnavailable, match=words), block:
+            pass
 
 
 class Squares(torch.utils.data.Dataset):

@@ -25,6 +25,17 @@ _ROOT = Path(__file__).resolve().parent.parent
 #: The environment variables that affect the figures.
 _CHOICES = ("CUDA_VISIBLE_DEVICES", "GDRPY_BACKEND", "GDRPY_SIM", "GDRPY_TUNING")
 
+#: The libraries whose versions a header has.
+_LIBRARIES = (
+    "numpy",
+    "cuda-bindings",
+    "torch",
+    "cupy",
+    "numba-cuda",
+    "vllm",
+    "torch-memory-saver",
+)
+
 _PCI = Path("/sys/bus/pci/devices")
 
 
@@ -60,10 +71,7 @@ def describe(arguments: Sequence[str], commit: str | None, script: str = RUN) ->
         "kernel": kernel_version(),
         "python": platform.python_version(),
         "gdrpy": gdrpy_version(),
-        **{
-            name.replace("-", "_"): _version(name)
-            for name in ("numpy", "cuda-bindings", "torch", "cupy", "numba-cuda")
-        },
+        **{name.replace("-", "_"): _version(name) for name in _LIBRARIES},
         "clock_resolution_ns": _clock_resolution(),
         "copy_routines": {
             f"{direction} {nbytes} B": _ffi.ffi.string(routine(nbytes)).decode()

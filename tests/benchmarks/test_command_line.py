@@ -78,6 +78,14 @@ class TestCommit:
         assert (header["commit"], header["dirty"]) == (None, None)
 
 
+class TestLibraries:
+    def test_are_told_with_their_versions(self, monkeypatch):
+        monkeypatch.setattr(machine.importlib.metadata, "version", lambda name: f"{name} 1")
+        header = machine.describe([], "abc")
+        libraries = ("torch", "vllm", "torch_memory_saver")
+        assert [header[name] for name in libraries] == ["torch 1", "vllm 1", "torch-memory-saver 1"]
+
+
 class TestKernel:
     def test_is_told_without_what_its_distributor_adds(self, monkeypatch):
         monkeypatch.setattr(machine.platform, "release", lambda: "6.12.48-generic-1+x")

@@ -242,7 +242,7 @@ class Region(Shown):
         if self._ptr is None:
             if self.location == HOST_LOCATION:
                 raise MissingView("Region.ptr: host memory has no GPU address: alloc on a device")
-            raise MissingView("this region was opened without a GPU view: open it with gpu=True")
+            raise MissingView("Region.ptr: it was opened without a GPU view: open it with gpu=True")
         return self._ptr
 
     @property
@@ -251,7 +251,7 @@ class Region(Shown):
         self._check("Region.cpu")
         if self._cpu is None:
             _ = self._memory.fd  # raises if the memory came by a fabric handle
-            raise MissingView("this region was opened without a CPU view: open it with cpu=True")
+            raise MissingView("Region.cpu: it was opened without a CPU view: open it with cpu=True")
         return self._cpu
 
     @property
@@ -452,7 +452,7 @@ def as_regions(call: str, regions: Any, kind: type[R], kinds: str, single: str) 
     """Regions of a kind, as a list. Raises TypeError, for one alone with the call for that."""
     if isinstance(regions, kind):
         raise TypeError(f"{call}: regions must be several regions, not {regions!r}: use {single}")
-    those = list(regions)
+    those: list[Any] = [regions] if isinstance(regions, str) else list(regions)  # not its letters
     for one in those:
         if not isinstance(one, kind):
             raise TypeError(f"{call}: regions must be {kinds}, not {one!r}")

@@ -41,7 +41,8 @@ class File(Source):
             header = image.read_header(size, lambda nbytes, offset: os.pread(fd, nbytes, offset))
             layout = image.parse(header)
         except ValueError as error:
-            raise ValueError(f"{self._path}: {error}") from None
+            remedy = "give a safetensors file, or copy or download it again"
+            raise ValueError(f"{self._path}: {error}: {remedy}") from None
         if layout.nbytes != size:
             raise ValueError(
                 f"{self._path}: safetensors: the header describes {layout.nbytes} bytes, and the "

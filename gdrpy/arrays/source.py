@@ -124,7 +124,7 @@ def named(what: str, path: str | os.PathLike[str], remedies: Mapping[int, str]) 
         remedy = remedies.get(error.errno or 0, _TOO_MANY.get(error.errno or 0, ""))
         if error.errno == errno.ENOENT and not os.path.isabs(path):
             with suppress(OSError):  # that folder may be gone
-                remedy = f": the current folder is {os.getcwd()}"
+                remedy += f": the current folder is {os.getcwd()}"
         why = f"{what} {os.fspath(path)}: {error.strerror}{remedy}"
         found = OSError(error.errno, why)
         found.filename = os.fspath(path)

@@ -10,7 +10,7 @@ from gdrpy._core import _mapping
 from gdrpy._core._mapping import Undo
 from gdrpy.common.arguments import as_range
 from gdrpy.common.resource import Hold, Resource
-from gdrpy.errors import ReadOnly
+from gdrpy.errors import MissingView, ReadOnly
 from gdrpy.memory.memory import Memory, settle
 from gdrpy.memory.view import Flag, Mapping, Travel
 
@@ -145,11 +145,20 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
             shape: The shape; None is one dimension with all that fits.
             offset: The byte at which the first element begins, aligned to the type.
         """
-        return self.cpu._numpy(f"{type(self).__name__}.numpy", dtype, shape, offset)
+        call = f"{type(self).__name__}.numpy"
+        return self._cpu_for(call)._numpy(call, dtype, shape, offset)
 
     def flag(self, offset: int = 0, width: int = 4) -> Flag:
         """One aligned word of ``width`` (4 or 8) bytes, for signalling."""
-        return self.cpu.flag(offset, width)
+        return self._cpu_for(f"{type(self).__name__}.flag").flag(offset, width)
+
+    def _cpu_for(self, call: str) -> Mapping:
+        """The CPU view of all bytes; errors name the call."""
+        self._check(call)
+        try:
+            return self.cpu
+        except MissingView as error:
+            raise MissingView(f"{call}: {str(error).removeprefix('Region.cpu: ')}") from None
 
     def _flush(self) -> None:
         """Flush earlier stores of the CPU, including those of a batch()."""

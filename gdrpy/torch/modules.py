@@ -15,6 +15,7 @@ from gdrpy import cuda
 from gdrpy.arrays.array import Array
 from gdrpy.arrays.shown import Shown
 from gdrpy.broker.client.broker import Broker, BrokerRegion
+from gdrpy.broker.client.lookup import calling
 from gdrpy.torch.views import packed, unpacked
 
 
@@ -76,7 +77,8 @@ def share(
         on_gpu = (one.device.index or 0 for one in state.values() if one.is_cuda)
         device = next(map(cuda.uuid, on_gpu), 0)
     bases, aliases, notes = packed(state)
-    region = broker.put_tensors(name, bases, device, aliases=aliases, notes=notes, **options)
+    with calling("share", "put_tensors", "create"):
+        region = broker.put_tensors(name, bases, device, aliases=aliases, notes=notes, **options)
     return torch_tensors("share", region.tensors())
 
 
@@ -98,7 +100,9 @@ def attach(
     Raises NotFound, ValueError if the region holds no tensors, and the errors of ``Broker.get``.
     """
     _check_broker("attach", broker)
-    return torch_tensors("attach", broker.tensors(name, gpu=gpu, wait=wait))
+    with calling("attach", "tensors"):
+        arrays = broker.tensors(name, gpu=gpu, wait=wait)
+    return torch_tensors("attach", arrays)
 
 
 def tensors_in(region: BrokerRegion) -> dict[str, torch.Tensor]:

@@ -80,7 +80,6 @@ class TestCalls:
         def serve(peer):
             peer.hello()
             peer.reply(peer.take("delete"), error="NotFound", message="delete: none")
-            peer.reply(peer.take("list"), regions=[], next=None)  # of similar names
             peer.until_closed()
 
         async def main():

@@ -506,7 +506,6 @@ class TestRefusal:
         def refuse(peer):
             peer.hello()
             peer.reply(peer.take("delete"), error="NotFound", message="delete: none")
-            peer.reply(peer.take("list"), regions=[], next=None)  # of similar names
             peer.reply(peer.take("delete"))
             peer.until_closed()
 
@@ -716,7 +715,6 @@ class TestBrokerThatWentAway:
             peer.hello(session=2)
             peer.reply(peer.take("delete"), error="NotFound", message="delete: none")
             peer.reply(peer.take("delete"), error="NotFound", message="delete: none")
-            peer.reply(peer.take("list"), regions=[], next=None)  # of similar names
             peer.until_closed()
 
         with connect(fake(die, live)) as broker:
@@ -743,7 +741,6 @@ class TestBrokerThatWentAway:
         def live(peer):
             peer.hello(session=2)
             peer.reply(peer.take("delete"), error="NotFound", message="delete: none")
-            peer.reply(peer.take("list"), regions=[], next=None)  # of similar names
             peer.until_closed()
 
         with connect(fake(die, live)) as broker:

@@ -80,15 +80,16 @@ class TestRegions:
     def test_of_no_name_raise_what_names_a_near_one(self, connected):
         connected.allocate("weights", 1, "cpu").close()
         why = "there is no region of the name 'wieghts': did you mean 'weights'?"
-        for call in ("get", "stat", "delete", "seal", "tensors"):
+        for call in ("get", "stat", "delete", "seal", "tensors", "wake"):
             with pytest.raises(gdrpy.NotFound) as caught:
                 getattr(connected, call)("wieghts")
-            assert str(caught.value) == f"{'get' if call == 'tensors' else call}: {why}"
+            assert str(caught.value) == f"{call}: {why}"
         with pytest.raises(gdrpy.NotFound, match="did you mean 'weights'"):
             connected.get("weights/")
         with pytest.raises(gdrpy.NotFound) as caught:
             connected.get("of another kind")
-        assert str(caught.value) == "get: there is no region of the name 'of another kind'"
+        why = "there is no region of the name 'of another kind': broker.list() lists them"
+        assert str(caught.value) == f"get: {why}"
 
     def test_of_no_name_raise_the_same_from_asyncio(self, broker, connected):
         connected.allocate("weights", 1, "cpu").close()
@@ -99,6 +100,28 @@ class TestRegions:
 
         with pytest.raises(gdrpy.NotFound, match="did you mean 'weights'"):
             asyncio.run(get())
+
+    def test_that_sleep_are_not_mistaken_for_others(self, connected):
+        region = connected.put("w", b"x", seal=True)
+        connected.sleep_many([region])
+        with pytest.raises(gdrpy.NotFound) as caught:
+            connected.get("w")
+        assert str(caught.value) == "get: the region 'w' sleeps: broker.wake('w') opens it"
+
+    @pytest.mark.parametrize(
+        "call", ["sleep_many", "wake_many", "keep_many", "attach_many", "publish_many"]
+    )
+    def test_are_no_text(self, connected, call):
+        with pytest.raises(TypeError, match=f"{call}: regions must be .*, not 'weights'$"):
+            getattr(connected, call)("weights")
+
+    def test_that_are_closed_name_the_call(self, connected):
+        region = connected.put("w", b"x", "cpu")
+        region.close()
+        calls = {"stale": lambda: region.stale, "numpy": region.numpy, "flag": region.flag}
+        for call, ask in calls.items():
+            with pytest.raises(gdrpy.Closed, match=rf"^BrokerRegion\.{call}: "):
+                ask()
 
     def test_anonymous_ones_are_not_listed(self, connected):
         with connected.allocate(None, 4096, "cpu") as region:
@@ -273,7 +296,8 @@ class TestSealing:
     def test_that_is_missing_is_told_by_the_call_that_was_made(self, connected, call, more):
         with pytest.raises(gdrpy.NotFound) as caught:
             getattr(connected, call)("a", *more)
-        assert str(caught.value) == f"{call}: there is no region of the name 'a'"
+        why = "there is no region of the name 'a': broker.list() lists them"
+        assert str(caught.value) == f"{call}: {why}"
 
     def test_digest_of_a_draft_is_refused(self, connected):
         with connected.create("a", 16, "cpu") as draft:

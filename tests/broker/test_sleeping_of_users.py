@@ -183,7 +183,7 @@ class TestOtherUsers:
                 assert holds_the_data(woken)
             client.wake_many([region])
             assert holds_the_data(region)
-            with pytest.raises(gdrpy.NotFound, match="get: there is no region of the name 'none'"):
+            with pytest.raises(gdrpy.NotFound, match="wake: there is no region of the name 'none'"):
                 client.wake("none")
             client.delete("weights")
             assert there(client) == {"none.host": "cpu", "weights.host": "cpu"}
@@ -203,7 +203,7 @@ class TestOtherUsers:
             assert [said.partition(": take")[0] for said in as_user("other", attempt)] == [
                 f"PermissionDenied: publish: {taken}",
                 f"PermissionDenied: allocate: {taken}",
-                "NotFound: get: there is no region of the name 'weights'",
+                "NotFound: get: there is no region of the name 'weights': broker.list() lists them",
             ]
             client.wake_many([region])
             assert holds_the_data(region)

@@ -31,7 +31,7 @@ class TestLoad:
 
     def test_of_another_file_ends_with_1_and_leaves_nothing(self, broker, file, json_of, capsys):
         assert main(["load", str(file), "weights"]) == 1
-        assert capsys.readouterr().err.startswith(f"error: {file}: ")
+        assert capsys.readouterr().err.startswith(f"error: load: {file}: ")
         assert json_of("ls")[1]["regions"] == []
 
     def test_of_a_missing_file_ends_with_2(self, broker, capsys):
@@ -47,6 +47,14 @@ class TestLoad:
         weights.rename("weights")
         assert main(["load", "missing/weights.safetensors"]) == 2
         assert capsys.readouterr().err.endswith(": No such file or directory\n")
+
+    def test_of_another_format_says_what_to_give(self, broker, tmp_path, capsys):
+        (tmp_path / "junk").write_bytes(b"x" * 100)
+        assert main(["load", str(tmp_path / "junk"), "j"]) == 1
+        assert capsys.readouterr().err == (
+            f"error: load: {tmp_path}/junk: safetensors: not in this format: it does not begin "
+            f"with the length of a header: give a safetensors file, or copy or download it again\n"
+        )
 
     def test_suggests_the_other_order_of_file_and_name(self, broker, weights, capsys):
         assert main(["load", "my weights", str(weights)]) == 2

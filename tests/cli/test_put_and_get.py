@@ -150,7 +150,18 @@ class TestPutAndGet:
     def test_put_of_nothing_ends_with_2(self, broker, tmp_path, capsys):
         (tmp_path / "empty").touch()
         assert main(["put", "table", str(tmp_path / "empty")]) == 2
-        assert "there is nothing to put" in capsys.readouterr().err
+        assert capsys.readouterr().err == (
+            f"error: put: {tmp_path}/empty has no bytes for region 'table': a region has at least "
+            f"one: give another FILE\n"
+        )
+
+    def test_put_of_empty_stdin_says_that_it_read_it(self, broker, tmp_path, capsys, monkeypatch):
+        (tmp_path / "empty").touch()
+        with (tmp_path / "empty").open() as empty:
+            monkeypatch.setattr(sys, "stdin", empty)
+            assert main(["put", "table"]) == 2
+        said = "error: put: stdin has no bytes for region 'table': "
+        assert capsys.readouterr().err.startswith(said)
 
     def test_put_of_a_missing_file_ends_with_2(self, broker, capsys):
         assert main(["put", "table", "/nonexistent"]) == 2

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import re
+import shlex
 
 import pytest
 
@@ -51,8 +53,23 @@ class TestRefusedCommand:
     @pytest.mark.parametrize("command", ["get", "rm", "seal", "stat"])
     def test_is_the_one_that_was_typed(self, broker, capsys, command):
         assert main([command, "nothing"]) == 1
-        said = f"error: {command}: there is no region of the name 'nothing'\n"
-        assert capsys.readouterr().err == said
+        why = "there is no region of the name 'nothing': 'gdrpy ls' lists them"
+        assert capsys.readouterr().err == f"error: {command}: {why}\n"
+
+    @pytest.mark.parametrize("name", ["w", "it's w"])
+    @pytest.mark.parametrize("command", ["get", "seal", "stat"])
+    def test_of_a_region_that_sleeps_says_how_to_see_its_copy(self, broker, capsys, command, name):
+        with gdrpy.connect() as client, client.put(name, b"x", seal=True) as region:
+            client.sleep_many([region])
+            assert main([command, name]) == 1
+            said = capsys.readouterr().err
+            shown = re.fullmatch(
+                rf"error: {command}: the region (.*) sleeps: 'gdrpy (.*)' shows its copy\n", said
+            )
+            assert shown is not None
+            assert shown[1] == repr(name)
+            assert main(shlex.split(shown[2])) == 0
+            assert f" {name}.host/" in capsys.readouterr().out
 
     def test_that_makes_a_region_is_the_one_that_was_typed(self, broker, file, capsys):
         for words in (["put", "x", str(file)], ["alloc", "x", "1M"]):

@@ -11,7 +11,9 @@ class TestRm:
         assert status == 1
         assert said["deleted"] == ["a", "c"]
         assert list(said["errors"]) == ["b"]
-        assert said["errors"]["b"] == "rm: there is no region of the name 'b'"
+        assert (
+            said["errors"]["b"] == "rm: there is no region of the name 'b': 'gdrpy ls' lists them"
+        )
         assert json_of("ls")[1]["regions"] == []
 
     def test_recursive_deletes_what_is_below_the_name_too(self, put, json_of):
@@ -25,4 +27,5 @@ class TestRm:
 
     def test_recursive_of_nothing_ends_with_1(self, broker, json_of):
         status, said = json_of("rm", "-r", "a")
-        assert (status, said["errors"]) == (1, {"a": "rm: there is no region of the name 'a'"})
+        why = "rm: there is no region of the name 'a': 'gdrpy ls' lists them"
+        assert (status, said["errors"]) == (1, {"a": why})

@@ -47,11 +47,14 @@ class TestSave:
         put("table")
         capsys.readouterr()
         assert main(["save", str(tmp_path)]) == 1
-        why = f"error: save: {tmp_path} exists: choose another folder, or delete it\n"
+        why = f"error: save: {tmp_path} exists: choose another folder\n"
         assert capsys.readouterr().err == why
         nowhere = tmp_path / "nowhere/snapshot"
         assert main(["save", str(nowhere)]) == 1
-        why = f"error: save: cannot make {nowhere}: No such file or directory\n"
+        why = (
+            f"error: save: cannot make {nowhere}: No such file or directory: make the folder above "
+            f"it first\n"
+        )
         assert capsys.readouterr().err == why
 
     def test_of_a_missing_region_names_a_near_one(self, put, capsys, folder):
@@ -130,6 +133,15 @@ class TestServe:
         with gdrpy.connect(served.socket) as client:
             assert client.list() == []
         assert "WARNING --restore: cannot read " in served.log
+
+    def test_that_has_no_room_names_the_region_and_the_limit(self, put, start_serving, folder):
+        put("table")
+        assert main(["save", folder]) == 0
+        served = start_serving("--restore", folder, "--max-bytes", "1M")
+        assert (
+            "WARNING --restore: region 'table': 2 MiB on GPU 0: regions may take 1 MiB there in "
+            "all: restore fewer regions, or start the broker with a larger limit (--max-bytes)\n"
+        ) in served.log
 
     def test_without_a_snapshot_says_so_and_serves(self, start_serving, tmp_path):
         served = start_serving("--restore", str(tmp_path))

@@ -52,4 +52,6 @@ class TestStat:
 
     def test_of_a_missing_region_ends_with_1(self, broker, capsys):
         assert main(["stat", "nothing"]) == 1
-        assert capsys.readouterr().err == "error: stat: there is no region of the name 'nothing'\n"
+        assert capsys.readouterr().err == (
+            "error: stat: there is no region of the name 'nothing': 'gdrpy ls' lists them\n"
+        )

@@ -100,8 +100,12 @@ class TestAllocatedRegion:
         with gdrpy.alloc(4096, cpu=False) as region:
             region.write(b"dma", 1)
             assert region.read(3, 1) == b"dma"
-            with pytest.raises(gdrpy.MissingView, match="cpu=True"):
-                _ = region.cpu
+            calls = {"cpu": lambda: region.cpu, "numpy": region.numpy, "flag": region.flag}
+            for call, ask in calls.items():
+                with pytest.raises(gdrpy.MissingView) as caught:
+                    ask()
+                why = "it was opened without a CPU view: open it with cpu=True"
+                assert str(caught.value) == f"Region.{call}: {why}"
 
     def test_without_gpu_view_is_read_and_written_by_the_cpu(self, backend):
         if backend in ("dmabuf", "gdrdrv"):
@@ -111,7 +115,7 @@ class TestAllocatedRegion:
         with gdrpy.alloc(4096, gpu=False) as region:
             region.write(b"cpu", 1)
             assert region.read(3, 1) == b"cpu"
-            with pytest.raises(gdrpy.MissingView, match="gpu=True"):
+            with pytest.raises(gdrpy.MissingView, match=r"Region\.ptr: .* open it with gpu=True"):
                 _ = region.ptr
 
 

@@ -131,7 +131,8 @@ async def tensors(
     """
     views: dict[str, Any] = {"gpu": gpu, "cpu": cpu, "readonly": readonly, "device": device}
     while True:
-        region = await calls.get(client, name, wait=wait, **views)
+        with lookup.calling("tensors", "get"):
+            region = await calls.get(client, name, wait=wait, **views)
         if not is_checkpoint(region.metadata):
             return region._tensors("tensors")
         names = listed("tensors", name, region.read())

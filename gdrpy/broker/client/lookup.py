@@ -16,7 +16,7 @@ from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.replies import RegionInfo
 from gdrpy.broker.requests import Request
 from gdrpy.common import spelling
-from gdrpy.errors import Error, NotFound, PermissionDenied, ProtocolError
+from gdrpy.errors import Error, NotFound, PermissionDenied, ProtocolError, Timeout
 
 R = TypeVar("R", bound=LeasedRegion)
 
@@ -26,12 +26,14 @@ async def missing(client: BrokerBase[R], name: str, error: NotFound) -> NotFound
 
     It looks at the first page of names only, since a program may ask often.
     """
+    if not str(error).endswith(f"there is no region of the name {name!r}"):
+        return error  # it sleeps, or something other than the region is missing
+    remedy = ": broker.list() lists them"
     with suppress(Error):
         page, _ = await client._ask(requests.List("", "", id=0), replies.Page)
-        names = [str(info.name) for info in page.regions]
-        if name not in names:  # else something other than the region is missing
-            return NotFound(f"{error}{spelling.suggested(name.rstrip('/'), names)}")
-    return error
+        names = [str(info.name) for info in page.regions if info.name != name]
+        remedy = spelling.suggested(name.rstrip("/"), names) or remedy
+    return NotFound(f"{error}{remedy}")
 
 
 async def asked_by_name(
@@ -45,13 +47,15 @@ async def asked_by_name(
 
 
 @contextmanager
-def calling(call: str) -> Iterator[None]:
-    """Have the errors of the calls that it makes name the call ``call``."""
+def calling(call: str, *inner: str) -> Iterator[None]:
+    """Have the errors of the calls ``inner``, which ``call`` makes, name that one."""
     try:
         yield
-    except (NotFound, PermissionDenied) as error:
-        *number, words = error.args
-        raise type(error)(*number, f"{call}: {words.partition(': ')[2]}") from None
+    except (NotFound, PermissionDenied, Timeout, TypeError, ValueError) as error:
+        match error.args:
+            case [*number, str(words)] if (found := words.partition(": "))[0] in inner:
+                raise type(error)(*number, f"{call}: {found[2]}") from None
+        raise
 
 
 async def list_regions(client: BrokerBase[R], prefix: str = "") -> list[RegionInfo]:
@@ -102,8 +106,7 @@ async def there(client: BrokerBase[R], name: str) -> bool:
 
 async def named(client: BrokerBase[R], call: str, name: str) -> RegionInfo:
     """As :func:`stat`, but its errors name the call ``call``."""
-    as_name(call, name)
-    with calling(call):
+    with calling(call, "stat"):
         return await stat(client, name)
 
 

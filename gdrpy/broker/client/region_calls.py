@@ -170,6 +170,7 @@ async def stale(region: LeasedRegion) -> bool:
     """
     if region.name is None or region.version == 0:
         return False
+    region._check("BrokerRegion.stale")
     try:
         return not (await info(region)).linked
     except Gone:

@@ -140,7 +140,8 @@ async def wake(
     call = "wake"
     while True:
         try:
-            return await calls.get(client, name, gpu=gpu, cpu=cpu)
+            with lookup.calling(call, "get"):
+                return await calls.get(client, name, gpu=gpu, cpu=cpu)
         except NotFound as error:
             found = await lookup.copy_of(client, name)
             mark = None if found is None else copies.mark_of(found.metadata, found.region)
@@ -174,7 +175,7 @@ async def _keep(client: BrokerBase[R], call: str, region: R) -> RegionInfo:
     if region.name is None or not region.version or not region.sealed:
         raise InvalidRequest(
             f"{call}: {region!r} must be published and sealed, so that its copy stays right: "
-            f"seal() it, or detach() it, which keeps its GPU memory"
+            f"seal() it, or detach() it: the broker then keeps its contents on the GPU"
         )
     if len(region.name.encode()) + copies.NAME_BYTES > NAME_LIMIT:
         raise ValueError(

@@ -43,7 +43,7 @@ from gdrpy.broker.replies import Description, Grant, Reply
 from gdrpy.common import spelling
 from gdrpy.common.arguments import as_path
 from gdrpy.common.workers import by_threads
-from gdrpy.errors import Gone, NotFound, PermissionDenied
+from gdrpy.errors import Gone, NotFound, PermissionDenied, QuotaExceeded
 
 R = TypeVar("R", bound=LeasedRegion)
 
@@ -117,7 +117,7 @@ async def save(
     if not path:
         raise ValueError("save: folder must be a path, not ''")
     if os.path.lexists(path):
-        raise FileExistsError(f"save: {path} exists: choose another folder, or delete it")
+        raise FileExistsError(f"save: {path} exists: choose another folder")
     held: dict[str, _Held] = {}
     saved = []
     try:
@@ -200,7 +200,7 @@ async def _leased(client: BrokerBase[R], name: str) -> _Held:
     as_name("save", name)
     request = requests.Get(name=name, readonly=True, gpu=False, id=0)
     while True:
-        with lookup.calling("save"):
+        with lookup.calling("save", "get"):
             grant, parcels = await lookup.asked_by_name(client, name, request, Grant)
         try:
             return _Held(await _told(client, parcels[0][1]), grant, parcels)
@@ -296,7 +296,8 @@ def _new_folder(path: str) -> Iterator[int]:
     process = os.getpid()
     partial = f"{name}.partial-{process}-{time.monotonic_ns()}"
     with ExitStack() as stack:
-        with named("save: cannot make", path, _REMEDIES):
+        above = {errno.ENOENT: ": make the folder above it first"}
+        with named("save: cannot make", path, _REMEDIES | above):
             home = os.open(parent or ".", _FOLDER)
             stack.callback(os.close, home)
             os.mkdir(partial, 0o700, dir_fd=home)
@@ -384,6 +385,12 @@ async def restore(
             try:
                 place = own if home is None or _asleep(one) else home
                 draft = await _draft(client, one, place)
+            except QuotaExceeded as error:
+                why = str(error).removeprefix("create: ").rpartition(": ")[0]
+                raise type(error)(
+                    f"restore: region {one.name!r}: {why}: restore fewer regions, or start the "
+                    f"broker with a larger limit (--max-bytes)"
+                ) from error
             except PermissionDenied:
                 if not (missing and await _exists(client, one.name)):
                     raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import functools
 import json
@@ -44,7 +45,13 @@ _CALL = (
     r"safetensors\.shards|seal|stat|status|tensors|watch): "
 )
 #: Arguments of the API that errors name, and the options of commands for them.
-_PASSED = {"socket=": "--socket", 'device="cpu"': "--device cpu"}
+_PASSED = {
+    "socket=": "--socket",
+    'device="cpu"': "--device cpu",
+    "broker.list() lists": "'gdrpy ls' lists",
+}
+#: What the API says of a region that sleeps.
+_ASLEEP = re.compile(r"broker\.wake\((['\"].*['\"])\) opens it")
 
 
 def add_socket(parser: CommandParser) -> None:
@@ -143,7 +150,13 @@ def typed(command: str, words: str) -> str:
     words = re.sub(f"(?<=: ){_CALL}", "", words)
     for passed, option in _PASSED.items():
         words = words.replace(passed, option)
-    return words
+    return _ASLEEP.sub(_copy_words, words)
+
+
+def _copy_words(found: re.Match[str]) -> str:
+    """How to see the copy of a region that sleeps."""
+    prefix = f"{ast.literal_eval(found[1])}.host/"
+    return f"'{shlex.join(['gdrpy', 'ls', prefix])}' shows its copy"
 
 
 def swapped(command: str, file: str, name: str) -> str:

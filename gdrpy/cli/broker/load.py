@@ -79,7 +79,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
             why = f"cannot read {args.path}: {os.strerror(error.errno or 0)}{meant}"
             raise CommandError(why, UNUSABLE) from error
         except ValueError as error:
-            raise CommandError(str(error), FAILED) from error
+            raise CommandError(f"load: {str(error).removeprefix('load: ')}", FAILED) from error
         info = client.stat(args.name)
         files = [region.info() for region in regions if region.name != info.name]
         shown = broker.shown(client, info)

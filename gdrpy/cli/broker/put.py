@@ -6,8 +6,8 @@ An array that has the file's size keeps its type and shape.
 
 examples:
   gdrpy put table table.bin
-  gdrpy put table table.bin --seal --mode 0644     immutable, readable by every user
-  zcat table.gz | gdrpy put table --device cpu     from stdin into host memory
+  gdrpy put table table.bin --seal --mode 0644     # immutable, readable by every user
+  zcat table.gz | gdrpy put table --device cpu     # from stdin into host memory
 
 exit status:
   0  the region is published
@@ -52,7 +52,12 @@ def run(args: argparse.Namespace, output: Output) -> int:
     with ExitStack() as undo:
         source, nbytes = _open(args, undo)
         if not nbytes:
-            raise CommandError("there is nothing to put: a region has at least one byte", UNUSABLE)
+            what = "stdin" if args.file == "-" else args.file
+            raise CommandError(
+                f"put: {what} has no bytes for region {args.name!r}: a region has at least one: "
+                f"give another FILE",
+                UNUSABLE,
+            )
         client = undo.enter_context(broker.connect(args))
         replaced = broker.readable(client, args.name)
         check_alone(client, "put", replaced)

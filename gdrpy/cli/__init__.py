@@ -69,7 +69,21 @@ COMMANDS = {module.rpartition(".")[2]: module for group in GROUPS.values() for m
 
 
 #: Calls of the API that users type as commands, and the commands to suggest.
-WORDS_OF_THE_API = {"list": "ls", "allocate": "alloc", "delete": "rm", "remove": "rm"}
+WORDS_OF_THE_API = {
+    "list": "ls",
+    "status": "top",
+    "tensors": "stat",
+    "allocate": "alloc",
+    "create": "alloc",
+    "publish": "put",
+    "put_tensors": "load",
+    "load_checkpoint": "load",
+    "attach": "get",
+    "get_many": "get",
+    "digest": "seal",
+    "delete": "rm",
+    "remove": "rm",
+}
 
 
 def parser() -> helptext.Parser:

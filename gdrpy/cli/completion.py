@@ -3,7 +3,7 @@ and the names of the broker's regions. The shell reads it when it starts.
 
 examples:
   gdrpy completion bash > ~/.local/share/bash-completion/completions/gdrpy
-  gdrpy completion zsh > ~/.zfunc/_gdrpy       with ~/.zfunc in $fpath, before compinit
+  gdrpy completion zsh > ~/.zfunc/_gdrpy       # with ~/.zfunc in $fpath, before compinit
   gdrpy completion fish > ~/.config/fish/completions/gdrpy.fish
 
 exit status:

@@ -84,15 +84,19 @@ def items(text: str) -> list[tuple[str, int, str]]:
 
 
 def _folded(first: str, hanging: int, words: str, width: int) -> str:
+    comment = "# " * words.startswith("# ")  # on each of its lines, which are pasted into shells
     if hanging > width // 2 and len(first + words) > width:  # too narrow a column
-        words = f"{first.strip()}  {words}"
-        first = first[: len(first) - len(first.lstrip())]
-        hanging = len(first) + 4
+        spaces = first[: len(first) - len(first.lstrip())]
+        hanging = len(spaces) + 4
+        if comment:
+            lines = (spaces, first.strip()), (" " * hanging, words)
+            return "\n".join(_folded(start, hanging, rest, width) for start, rest in lines)
+        first, words = spaces, f"{first.strip()}  {words}"
     return textwrap.fill(
         words,
         width,
         initial_indent=first,
-        subsequent_indent=" " * hanging,
+        subsequent_indent=" " * hanging + comment,
         break_long_words=False,
         break_on_hyphens=False,
     )

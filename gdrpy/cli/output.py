@@ -111,11 +111,12 @@ class Output:
                 self._out.print(text, style=style, markup=False, soft_wrap=True)
 
     def prose(self, text: str, indent: str = "") -> None:
-        """Print sentences, which a terminal gets in lines of whole words, unless JSON is wanted.
+        """Print sentences in lines of whole words, unless JSON is wanted.
 
-        Further lines begin with ``indent``. Words longer than a line, such as paths, stay whole.
+        The lines are as wide as a terminal or $COLUMNS; without either there is one. Further lines
+        begin with ``indent``. Words longer than a line, such as paths, stay whole.
         """
-        if self.is_live():
+        if self.is_live() or _told_width():
             options: Any = {"break_long_words": False, "break_on_hyphens": False}
             text = textwrap.fill(text, self.width(), subsequent_indent=indent, **options)
         self.line(text)

@@ -11,8 +11,8 @@ examples:
   gdrpy validate
   gdrpy validate --size 1G --backend nvrm
   gdrpy validate --check flags-32 --check second-process
-  gdrpy validate --seed 1234        the same bytes again
-  GDRPY_SIM=1 gdrpy validate        on the simulated GPU
+  gdrpy validate --seed 1234        # the same bytes again
+  GDRPY_SIM=1 gdrpy validate        # on the simulated GPU
   sudo .venv/bin/gdrpy validate --module
 
 exit status:

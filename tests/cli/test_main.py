@@ -91,7 +91,17 @@ class TestHelp:
             narrow = text(columns)
             long = [line for line in narrow.splitlines() if len(line) > columns]
             assert long == []
-            assert narrow.partition("\n\n")[2].split() == wide.partition("\n\n")[2].split()
+            assert words_of(narrow) == words_of(wide)
+
+    @pytest.mark.parametrize("columns", [60, 200])
+    @pytest.mark.parametrize("name", NAMES)
+    def test_says_in_comments_what_its_examples_do(self, capsys, monkeypatch, name, columns):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        with pytest.raises(SystemExit):
+            main([name, "--help"])
+        (examples,) = re.findall(r"\nexamples:\n(.*?)\n\n", capsys.readouterr().out, re.DOTALL)
+        for line in examples.splitlines():
+            assert re.search(r"\S {2,}[^# ]", line) is None
 
     def test_has_the_room_of_wide_terminals_and_60_columns_at_least(self, capsys, monkeypatch):
         def paragraph(columns: int) -> list[int]:
@@ -125,6 +135,11 @@ exit status:
 """)
 
 
+def words_of(text: str) -> list[str]:
+    """The words of help after its usage, without the signs of comments."""
+    return [word for word in text.partition("\n\n")[2].split() if word != "#"]
+
+
 class TestVersion:
     @pytest.mark.parametrize("word", ["-V", "--version"])
     def test_is_printed(self, capsys, word):
@@ -144,6 +159,8 @@ class TestWrongUsage:
             (["list"], "there is no command 'list': did you mean 'ls'? "),
             (["LS"], "there is no command 'LS': did you mean 'ls'? "),
             (["ls", "--JSON"], "unrecognized arguments: --JSON: did you mean '--json'?\n"),
+            (["status"], "there is no command 'status': did you mean 'top'? "),
+            (["attach", "x"], "there is no command 'attach': did you mean 'get'? "),
             (["remove", "x"], "there is no command 'remove': did you mean 'rm'? "),
             (["delet", "x"], "there is no command 'delet': did you mean 'rm'? "),
             (["help", "lst"], "there is no command 'lst': did you mean 'ls'? "),
@@ -493,6 +510,11 @@ class TestInfo:
     )
     def test_begins_with_whether_the_gpu_is_real(self, gdrpy_command, environment, line):
         assert gdrpy_command("info", **environment).stdout.splitlines()[0] == line
+
+    def test_has_all_lines_in_the_columns_that_are_told(self, monkeypatch, capsys):
+        monkeypatch.setenv("COLUMNS", "60")
+        assert main(["info"]) == 0
+        assert [line for line in capsys.readouterr().out.splitlines() if len(line) > 60] == []
 
     def test_says_how_to_find_out_why_the_gpu_is_simulated(self, monkeypatch):
         device = cuda.device_info(0)

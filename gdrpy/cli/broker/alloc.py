@@ -4,7 +4,7 @@ is left unchanged. New memory is zero or holds old bytes.
 
 examples:
   gdrpy alloc kv-cache 20G
-  gdrpy alloc bells 4K --device cpu --mode 0666      in host memory, for every user
+  gdrpy alloc bells 4K --device cpu --mode 0666      # in host memory, for every user
 
 exit status:
   0  the region exists

@@ -7,7 +7,7 @@ sums are its "checkpoint", and the bytes of all regions add up to the memory in 
 
 examples:
   gdrpy ls
-  gdrpy ls models/                         only names that begin with models/
+  gdrpy ls models/                         # only names that begin with models/
   gdrpy ls --json | jq -r '.regions[].name'
 
 exit status:

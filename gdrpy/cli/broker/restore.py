@@ -5,9 +5,9 @@ other users own what they restore.
 
 examples:
   gdrpy restore /backup/2026-11-26
-  gdrpy restore /backup/2026-11-26 llama      this checkpoint, with its files
-  gdrpy restore /backup/llama --missing       only what has no region of its name
-  gdrpy restore /backup/llama --device 1      on another GPU
+  gdrpy restore /backup/2026-11-26 llama      # this checkpoint, with its files
+  gdrpy restore /backup/llama --missing       # only what has no region of its name
+  gdrpy restore /backup/llama --device 1      # on another GPU
 
 exit status:
   0  the regions are published

@@ -5,8 +5,8 @@ one of them alone is only deleted with -r.
 examples:
   gdrpy rm table
   gdrpy rm kv-0 kv-1 kv-2
-  gdrpy rm llama               a checkpoint, with its files
-  gdrpy rm -r llama            also llama/...: what an interrupted load left, too
+  gdrpy rm llama               # a checkpoint, with its files
+  gdrpy rm -r llama            # also llama/...: what an interrupted load left, too
 
 exit status:
   0  all are deleted

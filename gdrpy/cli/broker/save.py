@@ -5,7 +5,7 @@ With a checkpoint its files are saved. Each region is saved as it is while it is
 seal it first, or have its writers wait.
 
 examples:
-  gdrpy save /backup/2026-11-26              all regions
+  gdrpy save /backup/2026-11-26              # all regions
   gdrpy save /backup/llama llama tokenizer
 
 exit status:

@@ -6,13 +6,13 @@ On a terminal Ctrl-C must be pressed twice while processes hold regions. A broke
 to outlive its terminal is started below nohup, or by systemd.
 
 examples:
-  gdrpy serve                                        for yourself
-  nohup gdrpy serve > broker.log 2>&1 &              also after the terminal is closed
-  gdrpy serve --group gpu --max-bytes-per-user 20G   for the processes of a group
-  gdrpy serve --print-unit service                   for systemd
-  gdrpy serve --print-cdi > /etc/cdi/gdrpy.json      for container engines
-  gdrpy serve --restore /backup/llama                with the regions of 'gdrpy save'
-  gdrpy serve --json --socket /tmp/my.sock           for a script: one line when ready
+  gdrpy serve                                        # for yourself
+  nohup gdrpy serve > broker.log 2>&1 &              # also after the terminal is closed
+  gdrpy serve --group gpu --max-bytes-per-user 20G   # for the processes of a group
+  gdrpy serve --print-unit service                   # for systemd
+  gdrpy serve --print-cdi > /etc/cdi/gdrpy.json      # for container engines
+  gdrpy serve --restore /backup/llama                # with the regions of 'gdrpy save'
+  gdrpy serve --json --socket /tmp/my.sock           # for a script: one line when ready
 
 exit status:
   0  ended by SIGTERM, by Ctrl-C, or by its terminal

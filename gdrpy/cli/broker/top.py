@@ -9,7 +9,7 @@ keys work:
 
 examples:
   gdrpy top
-  gdrpy top --count 1                     once
+  gdrpy top --count 1                     # once
   gdrpy top --json --interval 10 | jq -c .devices
 
 exit status:

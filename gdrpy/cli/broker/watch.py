@@ -5,7 +5,7 @@ only events of names that begin with it, and lost events, are printed and counte
 
 examples:
   gdrpy watch
-  gdrpy watch models/ --count 1       until the first event of a name with this prefix
+  gdrpy watch models/ --count 1       # until the first event of a name with this prefix
   gdrpy watch --json | jq -r 'select(.name).name'
 
 exit status:

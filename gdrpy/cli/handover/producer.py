@@ -3,7 +3,7 @@ file descriptor over a Unix socket to the first consumer that connects, and wait
 the answer. Every step is printed with the calls behind it.
 
 examples:
-  gdrpy producer                 then, in another terminal: gdrpy consumer
+  gdrpy producer                 # then, in another terminal: gdrpy consumer
   gdrpy producer --count 1000 --socket /run/user/1000/demo.sock
 
 exit status:

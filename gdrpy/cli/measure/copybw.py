@@ -6,7 +6,7 @@ spread, and the data is compared after each measurement. GB/s are 1e9 bytes/s.
 Reads through the mapping of a real GPU are slow (about 1 GB/s): the bus limits them.
 
 examples:
-  gdrpy copybw                          4 KiB to 64 MiB
+  gdrpy copybw                          # 4 KiB to 64 MiB
   gdrpy copybw --sizes 1M
   gdrpy copybw --sizes 64,4K,1M --plot bandwidth.png
   gdrpy copybw --sizes 16M --json > copybw.json

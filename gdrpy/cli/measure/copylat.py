@@ -16,7 +16,7 @@ is printed, and subtracted. Calls that warm up do not count. After every lap the
 is compared: the last write, by the driver's own copy, and every read.
 
 examples:
-  gdrpy copylat                         4 bytes to 64 KiB
+  gdrpy copylat                         # 4 bytes to 64 KiB
   gdrpy copylat --sizes 4,64,4K --plot latency.png
   gdrpy copylat --backend nvrm --json > copylat.json
 

@@ -10,10 +10,10 @@ program uses the built-in limits. On the simulated GPU the figures are those of 
 memory, and are kept for the simulated GPU alone.
 
 examples:
-  gdrpy tune                  measure, and keep the limits
-  gdrpy tune --dry-run        measure, and keep nothing
-  gdrpy tune --show           the limits for this GPU now
-  gdrpy tune --reset          back to the built-in limits
+  gdrpy tune                  # measure, and keep the limits
+  gdrpy tune --dry-run        # measure, and keep nothing
+  gdrpy tune --show           # the limits for this GPU now
+  gdrpy tune --reset          # back to the built-in limits
 
 exit status:
   0    done

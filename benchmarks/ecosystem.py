@@ -19,7 +19,7 @@ from xml.etree import ElementTree
 
 import machine
 from gdrpy import cuda
-from publishing import as_markdown
+from publishing import as_markdown, gdrpy_words
 from results import FORMAT, add_arguments, save
 from table import Table
 from words import ABSENT
@@ -153,7 +153,7 @@ def markdown(result: dict[str, Any]) -> str:
     return (
         f"{as_markdown(table)}\n\n"
         f"`{header['command']}`, {header['date'][:10]}, commit {commit}: driver "
-        f"{header['nvidia_driver'] or 'none'}, Python {header['python']}, gdrpy {header['gdrpy']}, "
+        f"{header['nvidia_driver'] or 'none'}, Python {header['python']}, {gdrpy_words(header)}, "
         f"{libraries}.\n"
     )
 

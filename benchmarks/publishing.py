@@ -86,10 +86,15 @@ def _verified(result: dict[str, Any]) -> str:
 
 
 def _libraries(header: dict[str, Any]) -> str:
-    names = ("gdrpy", "numpy", "cuda_bindings", "torch", "cupy", "numba_cuda")
-    return ", ".join(
-        f"{name.replace('_', '-')} {header[name]}" for name in names if header.get(name)
-    )
+    names = ("numpy", "cuda_bindings", "torch", "cupy", "numba_cuda")
+    found = [f"{name.replace('_', '-')} {header[name]}" for name in names if header.get(name)]
+    return ", ".join([gdrpy_words(header), *found])
+
+
+def gdrpy_words(header: dict[str, Any]) -> str:
+    """The version of gdrpy. Checkouts had 0.1.0 until 0.2.0, the first release, was prepared."""
+    version = header["gdrpy"]
+    return f"gdrpy {version}" + " (not released)" * (version == "0.1.0")
 
 
 def as_markdown(table: Table) -> str:

@@ -56,7 +56,15 @@ myst_heading_anchors = 4
 myst_links_external_new_tab = False
 
 #: Described without being there: the site is built where none of them is.
-autodoc_mock_imports = ["cupy", "prometheus_client", "rmm", "torch", "transformers", "vllm"]
+autodoc_mock_imports = [
+    "cupy",
+    "prometheus_client",
+    "ray",
+    "rmm",
+    "torch",
+    "transformers",
+    "vllm",
+]
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 #: Bounds of a message's fields, which are not what a reader asks for.

@@ -7,7 +7,7 @@ them.
 from __future__ import annotations
 
 from collections import abc
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -15,6 +15,8 @@ import torch
 from gdrpy import safetensors
 from gdrpy.arrays.shown import Shown
 from gdrpy.common.dtypes import DTYPES
+
+K = TypeVar("K")
 
 #: The note's name in the header.
 _NOTE = "gdrpy.torch.views"
@@ -53,7 +55,7 @@ def packed(
     stored: dict[str, torch.Tensor] = {}
     aliases: dict[str, str] = {}
     views: dict[str, _View] = {}
-    for names in _clusters(plain):
+    for names in clusters(plain):
         first, *others = (plain[name] for name in names)
         if (
             _fits(first)
@@ -63,7 +65,7 @@ def packed(
             stored[names[0]] = first
             aliases |= dict.fromkeys(names[1:], names[0])
             continue
-        gaps = _extent(first)[1] - _extent(first)[0] - first.nbytes
+        gaps = extent(first)[1] - extent(first)[0] - first.nbytes
         large = gaps > max(first.nbytes, _GAPS)  # such as in one column of many
         if len(names) == 1 and large and not keep_gaps:
             stored[names[0]] = first.contiguous()
@@ -71,11 +73,11 @@ def packed(
         base = f"{names[0]}.storage"
         while base in plain or base in stored:
             base += ".storage"
-        start = _extent(first)[0] // _ALIGNMENT * _ALIGNMENT
-        stored[base] = _bytes(first, start, max(_extent(plain[name])[1] for name in names))
+        start = extent(first)[0] // _ALIGNMENT * _ALIGNMENT
+        stored[base] = _bytes(first, start, max(extent(plain[name])[1] for name in names))
         for name in names:
             one = plain[name]
-            kind, offset = str(one.dtype).removeprefix("torch."), _extent(one)[0] - start
+            kind, offset = str(one.dtype).removeprefix("torch."), extent(one)[0] - start
             views[name] = _View(base, kind, offset, list(one.shape), list(one.stride()))
     return stored, aliases, {_NOTE: msgspec.json.encode(views).decode()} if views else {}
 
@@ -116,32 +118,32 @@ def _made(view: _View, base: torch.Tensor) -> torch.Tensor:
     return tensor.set_(base.untyped_storage(), offset, view.shape, view.stride)
 
 
-def _clusters(tensors: abc.Mapping[str, torch.Tensor]) -> list[list[str]]:
+def clusters(tensors: abc.Mapping[K, torch.Tensor]) -> list[list[K]]:
     """The names of tensors whose memory overlaps, by their first bytes; in the order of the first.
 
     Tensors without elements are by themselves.
     """
-    clusters: list[list[str]] = []
-    ends: dict[Any, tuple[int, list[str]]] = {}
-    by_place = sorted(tensors, key=lambda name: (str(tensors[name].device), _extent(tensors[name])))
+    found: list[list[K]] = []
+    ends: dict[Any, tuple[int, list[K]]] = {}
+    by_place = sorted(tensors, key=lambda name: (str(tensors[name].device), extent(tensors[name])))
     for name in by_place:
         tensor = tensors[name]
         storage = tensor.device, tensor.untyped_storage().data_ptr()
-        start, end = _extent(tensor)
+        start, end = extent(tensor)
         before, cluster = ends.get(storage, (0, []))
         if not cluster or start >= before or start == end:
             cluster, before = [], 0
-            clusters.append(cluster)
+            found.append(cluster)
         cluster.append(name)
         if start < end:
             ends[storage] = max(before, end), cluster
     order = {name: number for number, name in enumerate(tensors)}
-    for cluster in clusters:
-        cluster.sort(key=lambda name: (_extent(tensors[name])[0], order[name]))
-    return sorted(clusters, key=lambda cluster: min(order[name] for name in cluster))
+    for cluster in found:
+        cluster.sort(key=lambda name: (extent(tensors[name])[0], order[name]))
+    return sorted(found, key=lambda cluster: min(order[name] for name in cluster))
 
 
-def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+def extent(tensor: torch.Tensor) -> tuple[int, int]:
     """The bytes of its storage from the tensor's first to behind its last."""
     start = tensor.storage_offset() * tensor.itemsize
     if not tensor.numel():

@@ -40,7 +40,7 @@ class TestPage:
     def test_names_the_extras_for_users(self) -> None:
         extras = set(PROJECT["optional-dependencies"]) - FOR_DEVELOPERS
         assert set(re.findall(r"^\| `gdrpy\[(\w+)\]` \|", PAGE, re.MULTILINE)) == extras
-        assert extras == {"all", "cupy", "numba", "plot", "torch", "transformers", "vllm"}
+        assert extras == {"all", "cupy", "numba", "plot", "ray", "torch", "transformers", "vllm"}
 
     def test_names_targets_that_make_has(self) -> None:
         targets = re.findall(r"^([\w-]+(?: [\w-]+)*):", (CHECKOUT / "Makefile").read_text(), re.M)

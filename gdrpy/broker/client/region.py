@@ -14,6 +14,7 @@ from gdrpy.arrays.array import Array
 from gdrpy.broker.client.base import BrokerBase
 from gdrpy.broker.client.connection import Lease, Parcels
 from gdrpy.broker.client.layouts import ARRAY, same_layout, stored_array
+from gdrpy.broker.client.views import remember
 from gdrpy.broker.copies import mark_of
 from gdrpy.broker.protocol import CPU_DEVICE, unpack_metadata
 from gdrpy.broker.replies import Grant, RegionInfo
@@ -102,6 +103,7 @@ class LeasedRegion(Region):
             raise
         region._broker = broker
         region._describe(grant, lease)
+        remember(region._memory, region._cpu)
         return region
 
     @property

@@ -58,6 +58,7 @@ myst_links_external_new_tab = False
 #: Described without being there: the site is built where none of them is.
 autodoc_mock_imports = [
     "cupy",
+    "lmcache",
     "prometheus_client",
     "ray",
     "rmm",

@@ -176,7 +176,7 @@ def _share(tensors: list[torch.Tensor]) -> tuple[_Metadata, list[BrokerRegion]]:
         elif found is None:
             others[number] = one
         else:
-            source = _source(found.lease, found.gpu)
+            source = _source(found.lease, found.memory.ptr is not None)
             places[number] = sources.setdefault(source, len(sources)), found.offset
     by_device: dict[torch.device, list[dict[int, torch.Tensor]]] = {}
     for numbers in clusters(others):

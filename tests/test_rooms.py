@@ -25,7 +25,7 @@ FLOORS = (
     {"region", "safetensors"},
     {"arena", "broker", "channel", "pins"},
     {"aio", "cupy", "rmm", "torch"},
-    {"ray", "transformers", "vllm"},
+    {"lmcache", "ray", "transformers", "vllm"},
     {"__init__"},
     {"cli"},
     {"__main__"},

@@ -16,7 +16,9 @@ from gdrpy.broker.client.views import lease_at
 
 
 def numbered(found: Any) -> tuple[int, int, bool] | None:
-    return None if found is None else (found.lease.region, found.offset, found.gpu)
+    if found is None:
+        return None
+    return found.lease.region, found.offset, found.memory.ptr is not None
 
 
 @pytest.fixture(scope="module")

@@ -17,14 +17,14 @@ _known: dict[int, tuple[ref[Memory | Mapping], ref[Memory]]] = {}
 
 
 class Found(NamedTuple):
-    """A range of a region: the region's lease, the first byte, and whether the view is the GPU's.
+    """A range of a region: its memory, its lease, and the range's offset.
 
-    ``lease`` keeps no memory.
+    The view is the CPU's if the memory has no ``ptr``.
     """
 
+    memory: Memory
     lease: Lease
     offset: int
-    gpu: bool
 
 
 def remember(memory: Memory, cpu: Mapping | None) -> None:
@@ -50,7 +50,7 @@ def lease_at(address: int, nbytes: int) -> Found | None:
             if isinstance(lease, Lease) and not lease.lost and start <= address:
                 offset = address - start
                 if offset + nbytes <= size:
-                    return Found(lease, offset, view is kept)
+                    return Found(kept, lease, offset)
     return None
 
 

@@ -140,7 +140,8 @@ class TestServe:
         served = start_serving("--restore", folder, "--max-bytes", "1M")
         assert (
             "WARNING --restore: region 'table': 2 MiB on GPU 0: regions may take 1 MiB there in "
-            "all: restore fewer regions, or start the broker with a larger limit (--max-bytes)\n"
+            "all: restore fewer regions, or start the broker with larger limits, as of "
+            "--max-bytes\n"
         ) in served.log
 
     def test_without_a_snapshot_says_so_and_serves(self, start_serving, tmp_path):

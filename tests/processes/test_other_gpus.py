@@ -253,7 +253,8 @@ with temporary("--keeper", "none") as path, gdrpy.connect(path) as broker:
         assert said[:4] == ["1 1 True", "1 1 True", f"{2 << 20} True", "True None"]
         assert [line for line in said[4:] if line != "left behind: 0 0"] == [
             "SizeMismatch allocate: region 'there' exists with 4096 bytes on GPU 1, and 4096 "
-            "bytes on GPU 0 were asked for: delete it first, or take another name",
+            "bytes on GPU 0 were asked for: ask for what exists, delete it first, or take another "
+            "name",
             "NotFound allocate: the broker sees no GPU GPU-00000000-0000-0000-0000-000000000007, "
             "but GPU-67647270-7920-7369-6d75-6c6174656400 (GPU 0), "
             "GPU-67647270-7920-7369-6d75-6c6174656401 (GPU 1): give it that GPU too",

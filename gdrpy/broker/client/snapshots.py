@@ -389,7 +389,7 @@ async def restore(
                 why = str(error).removeprefix("create: ").rpartition(": ")[0]
                 raise type(error)(
                     f"restore: region {one.name!r}: {why}: restore fewer regions, or start the "
-                    f"broker with a larger limit (--max-bytes)"
+                    f"broker with larger limits, as of --max-bytes"
                 ) from error
             except PermissionDenied:
                 if not (missing and await _exists(client, one.name)):

@@ -257,8 +257,8 @@ class Service:
                 raise errors.SizeMismatch(
                     f"allocate: {region} exists with {region.nbytes} bytes on "
                     f"{device_words(region.device)}, and {request.nbytes} bytes on "
-                    f"{device_words(device)} were asked for: delete it first, or take "
-                    f"another name"
+                    f"{device_words(device)} were asked for: ask for what exists, delete it "
+                    f"first, or take another name"
                 )
             if region.number not in session.regions:
                 self.quotas.require_lease("allocate", self.table, session.identity)

@@ -189,7 +189,7 @@ class TestCache:
         (record,) = [one for one in caplog.records if one.levelname == "WARNING"]
         reason = {
             "size": "allocate: region 'kv' exists with 8388608 bytes on GPU 0, and 4194304 bytes "
-            "on GPU 0 were asked for: delete it first, or take another name",
+            "on GPU 0 were asked for: ask for what exists, delete it first, or take another name",
             "user": f"region 'kv' is that of user 77, and not of {broker.status()['uid']}: choose "
             "another name for the KV cache",
         }[kind]

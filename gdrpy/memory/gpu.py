@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 from gdrpy import cuda
 from gdrpy._core._mapping import Descriptor, Undo, alone, engine_reach
@@ -22,6 +23,9 @@ from gdrpy.memory.view import Mapping
 _VIEW, _ERROR = ffi.typeof("struct core_view *"), ffi.typeof("struct core_error *")
 _ADDRESS = ffi.typeof("uintptr_t")
 
+#: This process's memory with a GPU view of its own, by id(): see :func:`memory_at`.
+_viewed: dict[int, ref[GpuMemory]] = {}
+
 
 class GpuMemory(Memory):
     """GPU memory, held by its descriptor, its GPU address, its fabric handle, or several of them.
@@ -38,6 +42,8 @@ class GpuMemory(Memory):
     persistent = True
     #: Whether the GPU may only read it; known of pins.
     readonly = False
+    #: Whether this process's GPU view was made to refuse writes.
+    guarded = False
     #: The kernel module's name for a pin, in the events of its node; 0 for other memory.
     handle = 0
 
@@ -74,6 +80,9 @@ class GpuMemory(Memory):
         self._core: Any = None
         self._engine: object = None
         self._core_undo = Undo()
+        if self.has_gpu_view:
+            number = id(self)
+            _viewed[number] = ref(self, lambda _: _viewed.pop(number, None))
 
     def keep_core(self, core: Any, undo: Undo) -> None:
         """Keep the core's ``struct core_memory`` of it, which ``undo`` releases."""
@@ -228,6 +237,33 @@ class GpuMemory(Memory):
             undo.callback(reclaim.give_back, self.devices, self._undo, self.source)
             undo.callback(self._core_undo.close)
         self.source = None
+
+
+def memory_at(address: int, nbytes: int) -> tuple[GpuMemory, int] | None:
+    """The memory whose GPU view contains a range, and the range's offset in it.
+
+    Unlike a region it is found as long as a tensor holds it, detached and closed memory too.
+    """
+    for one in list(_viewed.values()):
+        memory = one()
+        if memory is None or memory.ptr is None or memory._forked():
+            continue
+        if memory._closed and not memory._users:
+            continue
+        offset = address - memory.ptr
+        if 0 <= offset <= memory.size - nbytes:
+            return memory, offset
+    return None
+
+
+def memories_of(source: Callable[[object], bool]) -> list[GpuMemory]:
+    """The open memory with a GPU view whose ``source`` the function accepts."""
+    found = [one() for one in list(_viewed.values())]
+    return [
+        one
+        for one in found
+        if one is not None and not one._closed and not one._forked() and source(one.source)
+    ]
 
 
 def keep_fd(fd: int, size: int) -> GpuMemory:

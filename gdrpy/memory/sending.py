@@ -103,6 +103,12 @@ def _receive(sent: Any, gpu: bool) -> Received:
             f"{CALL}: the sender has another authkey: give both processes the same one, by "
             f"multiprocessing.current_process().authkey = b'...', before the first is sent",
         ) from None
+    except PermissionError:
+        raise PermissionDenied(
+            EACCES,
+            f"{CALL}: the sender runs as another user: share a region of a broker with that user, "
+            f"by its name and mode",
+        ) from None
     except (OSError, EOFError) as error:
         raise Gone(
             f"{CALL}: the sender has ended, or another process has received it already "

@@ -193,7 +193,11 @@ def import_fd(
         devices = _reaching(call, device, home)
         ptr = reserve(addresses, call, size, device, address)
         _map(held, ptr, handle, size, devices, readonly)
-        return GpuMemory(size, undo.pop_all(), held=held, fd=own, ptr=ptr, device=device, home=home)
+        memory = GpuMemory(
+            size, undo.pop_all(), held=held, fd=own, ptr=ptr, device=device, home=home
+        )
+        memory.guarded = readonly
+        return memory
 
 
 def attach(call: str, memory: GpuMemory, fd: int, readonly: bool) -> None:
@@ -210,6 +214,7 @@ def attach(call: str, memory: GpuMemory, fd: int, readonly: bool) -> None:
         devices = _reaching(call, memory.device, home)
         _map(undo, memory.ptr, handle, memory.size, devices, readonly)
         memory.attach(own, undo.pop_all())
+        memory.guarded = readonly
 
 
 def protect(memory: GpuMemory) -> None:
@@ -217,6 +222,7 @@ def protect(memory: GpuMemory) -> None:
     devices = memory.devices
     accesses = _accesses(devices, True)
     cuda.call("cuMemSetAccess", memory.ptr, memory.size, accesses, len(devices))
+    memory.guarded = True
 
 
 def _import(undo: Undo, call: str, fd: int) -> tuple[Descriptor, Any, int]:

@@ -8,14 +8,16 @@ import sys
 from pathlib import Path
 
 
-class TestProgramOfThePage:
-    def test_prints_what_it_says(self, checkout: Path, tmp_path: Path) -> None:
+class TestProgramsOfThePage:
+    def test_print_what_they_say(self, checkout: Path, tmp_path: Path) -> None:
         page = (checkout / "docs" / "processes.md").read_text()
-        (code,) = re.findall(r"(?<! -->\n)```python\n(.*?)```", page, re.DOTALL)
-        program = tmp_path / "program.py"
-        program.write_text(code)
-        done = subprocess.run(
-            [sys.executable, program], capture_output=True, text=True, check=False, timeout=60
-        )
-        (said,) = re.findall(r"print\(.*\)  # (.+)", code)
-        assert (done.stdout, done.stderr) == (f"{said}\n", "")
+        programs = re.findall(r"(?<! -->\n)```python\n(.*?)```", page, re.DOTALL)
+        assert len(programs) == 2
+        for code in programs:
+            program = tmp_path / "program.py"
+            program.write_text(code)
+            done = subprocess.run(
+                [sys.executable, program], capture_output=True, text=True, check=False, timeout=60
+            )
+            (said,) = re.findall(r"print\(.*\)  # (.+)", code)
+            assert (done.stdout, done.stderr) == (f"{said}\n", "")

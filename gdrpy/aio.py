@@ -50,6 +50,8 @@ T = TypeVar("T")
 
 #: Seconds between attempts to connect while the broker's backlog is full: no event reports room.
 _CONNECT_PAUSE = 0.005
+#: Seconds until it is tried again to give leases back: a call may be waiting for room meanwhile.
+_SEND_PAUSE = 0.05
 
 
 class _Transport(Transport):
@@ -64,6 +66,8 @@ class _Transport(Transport):
         self._doing = threading.Lock()
         #: The pending wait: only :meth:`close` closes the socket during one.
         self._waiting: asyncio.Future[None] | None = None
+        #: When what has no room in the socket is sent again.
+        self._later: asyncio.TimerHandle | None = None
 
     async def connect(self, path: str) -> None:
         sock = self.begin()
@@ -117,11 +121,21 @@ class _Transport(Transport):
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
-    def send_now(self, packet: bytes) -> bool:
+    def send_now(self, packet: bytes, again: Callable[[], object]) -> bool:
+        if not self.connected:
+            return False
         try:
-            return self.connected and self._send(packet)
+            if self._send(packet):
+                return True
         except Lost:
             return False
+        if self._later is None:
+            self._later = self._loop.call_later(_SEND_PAUSE, self._call_again, again)
+        return False
+
+    def _call_again(self, again: Callable[[], object]) -> None:
+        self._later = None
+        again()
 
     def close(self) -> None:
         waiting, self._waiting = self._waiting, None

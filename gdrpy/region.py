@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Self, TypeVar
 from weakref import ref
 
@@ -393,14 +393,13 @@ class Region(Shown):
         self._memory.source = None
         self._memory.detach()
 
-    def _give_back(self, source: Any) -> Callable[[], None] | None:
+    def _give_back(self, source: Any, told: Undo) -> None:
         """Close the object that the memory kept alive before it was detached.
 
-        Returns what is to be called then, once for all regions for which it is the same.
+        What is done once for several regions is added to ``told``.
         """
         if source is not None:
-            source.close()
-        return None
+            told.callback(source.close)
 
     def _check(self, call: str, /) -> None:
         super()._check(call)
@@ -468,8 +467,9 @@ def _detach_all(call: str, regions: list[Region]) -> None:
         for region in regions:
             alone(region._lock, region._detach, call, kept, restore, sources)
         restore.forget()
-    for tell in filter(None, {region._give_back(source) for region, source in sources}):
-        tell()
+    with Undo() as told:
+        for region, source in sources:
+            region._give_back(source, told)
 
 
 def wait_for_work(call: str, regions: list[Region]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
+import signal
 import threading
 
 import pytest
@@ -305,15 +307,29 @@ class TestClosing:
                 transport = type(broker._connection.transport)
                 send_now = transport.send_now
 
-                def send(self, packet):
+                def send(self, *args):
                     second.close()
-                    return send_now(self, packet)
+                    return send_now(self, *args)
 
                 monkeypatch.setattr(transport, "send_now", send)
                 first.close()
                 await broker.delete("a")
 
         asyncio.run(main())
+
+        asyncio.run(main())
+
+    def test_many_regions_while_the_broker_is_busy_needs_no_other_call(self, broker, client):
+        async def main():
+            async with await aio.connect(broker.path) as busy:
+                regions = [await busy.allocate(None, 4096, "cpu", gpu=False) for _ in range(800)]
+                os.kill(broker.pid, signal.SIGSTOP)
+                for region in regions:
+                    region.close()
+                assert busy._connection.returned
+                os.kill(broker.pid, signal.SIGCONT)
+                while client.ok("status")["leases"]:
+                    await asyncio.sleep(0)
 
         asyncio.run(main())
 

@@ -24,6 +24,8 @@ def idle(peer):
     peer.until_closed()
 
 
+#: A request without a reply.
+RELEASE = b"\x82\xa2op\xa7release\xa7regions\x90"
 PUBLISHED = {"event": "published", "name": "a", "region": 7, "version": 2}
 
 
@@ -62,7 +64,7 @@ class TestWatch:
             with pytest.raises(gdrpy.Timeout, match=r"watch: nothing happened within 0.01 s"):
                 next(watch)
             watch.timeout = 10
-            watch._connection.transport.send_now(b"\x82\xa2op\xa7release\xa7regions\x90")
+            watch._connection.transport.send_now(RELEASE, bool)
             assert next(watch).kind == "published"
 
     def test_goes_on_with_a_restarted_broker_and_says_that_events_are_lost(self, fake):
@@ -164,7 +166,7 @@ class TestForkedChild:
                     "broker again and watch there"
                 )
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-            watch._connection.transport.send_now(b"\x82\xa2op\xa7release\xa7regions\x90")
+            watch._connection.transport.send_now(RELEASE, bool)
             assert next(watch).kind == "published"
 
 

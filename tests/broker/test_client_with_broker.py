@@ -519,6 +519,27 @@ class TestUnansweredCall:
         assert asyncio.run(publish()) == 1
 
 
+class TestBusyBroker:
+    """One that reads nothing for a while, until the socket has no room for what is given back."""
+
+    def test_does_not_delay_the_garbage_collector(self, broker: Broker) -> None:
+        with gdrpy.connect(broker.path) as client:
+            regions = [client.allocate(None, 8, "cpu") for _ in range(800)]
+            with stalled(broker):
+                regions.clear()
+                assert client._connection.returned
+            assert client.status()["leases"] == 0
+
+    def test_is_waited_for_once(self, broker: Broker) -> None:
+        with gdrpy.connect(broker.path, timeout=0.5) as client:
+            regions = [client.allocate(None, 8, "cpu") for _ in range(800)]
+            with stalled(broker):
+                for region in regions:
+                    region.close()
+                assert not client._connection.ready
+            assert client.status()["leases"] == 0
+
+
 class TestRestart:
     def test_keeps_regions_leases_and_bytes(self, connected, broker):
         with connected.put("a", [1, 2], "cpu") as region, connected.allocate(None, 8, "cpu") as one:

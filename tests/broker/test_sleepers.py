@@ -16,6 +16,7 @@ from msgpack import packb
 import gdrpy
 from brokers import Broker
 from gdrpy import aio
+from gdrpy.broker.client.connection import Connection
 from gdrpy.broker.replies import Sleeper
 from gdrpy.broker.server.quotas import USER_SLEEPERS
 from rawclient import RawClient
@@ -176,11 +177,11 @@ class TestSleeper:
         regions = [connected.allocate(name, 1, cpu=False) for name in names]
         sent = []
         transport = type(connected._connection.transport)
-        send_now = transport.send_now
+        send_patiently = transport.send_patiently
         monkeypatch.setattr(
             transport,
-            "send_now",
-            lambda self, packet: sent.append(packet) or send_now(self, packet),
+            "send_patiently",
+            lambda self, *args: sent.append(args[0]) or send_patiently(self, *args),
         )
         gdrpy.detach_many(regions)
         assert len(sent) == 2  # first those that fall asleep
@@ -204,7 +205,7 @@ class TestSleeper:
                 monkeypatch.setattr(
                     transport,
                     "send_now",
-                    lambda self, packet: sent.append(packet) or send_now(self, packet),
+                    lambda self, *args: sent.append(args[0]) or send_now(self, *args),
                 )
                 await client.attach_many(regions)
                 assert len(sent) == 1
@@ -213,6 +214,24 @@ class TestSleeper:
                     one.close()
 
         asyncio.run(main())
+
+    @pytest.mark.parametrize("call", ["detach_many", "attach_many"])
+    def test_of_many_regions_is_told_though_ctrl_c_comes(self, connected, monkeypatch, call):
+        regions = [connected.allocate("a", 1, cpu=False)]
+        if call == "attach_many":
+            gdrpy.detach_many(regions)
+        close_leases = Connection.close_leases
+
+        def interrupted(self: Connection, leases: Any) -> None:
+            close_leases(self, leases)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(Connection, "close_leases", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            getattr(gdrpy if call == "detach_many" else connected, call)(regions)
+        assert connected._connection.returned == {}
+        for one in regions:
+            one.close()
 
     def test_of_asyncio_is_told(self, broker, connected):
         async def main() -> None:

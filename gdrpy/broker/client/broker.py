@@ -32,7 +32,8 @@ def connect(socket: str | None = None, timeout: float = 10.0, reconnect: float =
     Args:
         socket: The path of its socket. None is $GDRPY_SOCKET, else this user's broker, else the
             machine's (/run/gdrpy/broker.sock).
-        timeout: How many seconds to wait for a reply.
+        timeout: How many seconds to wait for a reply, and in a region's close() until a busy broker
+            has room for it.
         reconnect: How many seconds to look for a broker that went away.
 
     Raises BrokerUnavailable, PermissionDenied, Timeout, ProtocolError (another version).

@@ -392,8 +392,10 @@ def attach_granted(
                 undo.callback(region.detach)
         undo.forget()
     if asleep:
-        region._broker._connection.close_leases(asleep)
-        region._broker._connection.flush()
+        connection = region._broker._connection
+        with Undo() as told:
+            told.callback(connection.flush_patiently)
+            connection.close_leases(asleep)
 
 
 def _batches(wanted: list[Any]) -> Iterator[list[Any]]:

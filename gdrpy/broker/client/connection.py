@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 from msgspec import UNSET
@@ -393,6 +393,23 @@ class Connection:
         while self.returned and self.transport.try_alone(self._send_returned):
             pass
 
+    def flush_patiently(self) -> None:
+        """As :meth:`flush`, but wait for a broker that is busy, up to the timeout.
+
+        Not for finalizers.
+        """
+        while self.returned and self.transport.try_alone(self._send_returned_patiently):
+            pass
+
+    def _send_returned_patiently(self) -> bool:
+        try:
+            return self._send_returned(self.transport.send_patiently)
+        except Lost:
+            self.transport.hang_up()
+        except Silent:
+            self._break_off()
+        return False
+
     def close_leases(self, leases: list[Lease]) -> None:
         """Close leases, and have the next :meth:`flush` tell the broker, if no call runs."""
 
@@ -404,7 +421,7 @@ class Connection:
         if not self.transport.try_alone(close):
             close()
 
-    def _send_returned(self) -> bool:
+    def _send_returned(self, send: Callable[..., bool] | None = None) -> bool:
         """Send all returned regions, with the lock held; returns whether the socket took them.
 
         First those that fell asleep, since the broker may forget a region that is returned.
@@ -422,7 +439,7 @@ class Connection:
                 awake -= {~lease[0] for lease in list(self.leases.values())}
             packet = requests.encode(requests.Release(held, asleep, [*awake]))
             self._settled = False
-            sent = self.transport.send_now(packet)
+            sent = (send or self.transport.send_now)(packet, self.flush)
             if sent:
                 del self.drowsy[: len(asleep)]
                 for key in keys:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
 from contextlib import suppress
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from gdrpy import safetensors
-from gdrpy._core._mapping import Descriptor, alone
+from gdrpy._core._mapping import Descriptor, Undo, alone
 from gdrpy.arrays.array import Array
 from gdrpy.broker.client.base import BrokerBase
 from gdrpy.broker.client.connection import Lease, Parcels
@@ -163,11 +162,10 @@ class LeasedRegion(Region):
             self._sleeper = None
         return attached
 
-    def _give_back(self, source: Any) -> Callable[[], None] | None:
+    def _give_back(self, source: Any, told: Undo) -> None:
         alone(self._lock, self._fall_asleep, source)
-        connection = self._broker._connection
-        connection.close_leases([source])
-        return connection.flush
+        told.callback(source._connection.flush_patiently)
+        source._connection.close_leases([source])
 
     def _fall_asleep(self, lease: Lease) -> None:
         if self.detached and self.version and not lease.lost:
@@ -312,6 +310,7 @@ class LeasedRegion(Region):
             self._copy.close()
         if lease is not None:
             lease.close()
+            lease._connection.flush_patiently()
 
     def _release_with_users(self) -> bool:
         told = super()._release_with_users()

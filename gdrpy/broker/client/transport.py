@@ -126,8 +126,15 @@ class Transport(ABC):
         """Wait for some seconds."""
 
     @abstractmethod
-    def send_now(self, packet: bytes) -> bool:
-        """Send without waiting; returns whether the packet was sent."""
+    def send_now(self, packet: bytes, again: Callable[[], object]) -> bool:
+        """Send without waiting; returns whether the packet was sent.
+
+        If the socket has no room, an event loop calls ``again`` later.
+        """
+
+    def send_patiently(self, packet: bytes, again: Callable[[], object]) -> bool:
+        """As :meth:`send_now`. A blocking transport waits for room instead, or raises."""
+        return self.send_now(packet, again)
 
     @abstractmethod
     async def alone(self, do: Callable[..., Awaitable[T]], *args: Any) -> T:
@@ -237,13 +244,22 @@ class BlockingTransport(Transport):
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    def send_now(self, packet: bytes) -> bool:
+    def send_now(self, packet: bytes, again: Callable[[], object]) -> bool:  # noqa: ARG002
         if self._sock is None:
             return False
         try:
             self._sock.send(packet, _DONT_WAIT)
         except OSError:
             return False
+        return True
+
+    def send_patiently(self, packet: bytes, again: Callable[[], object]) -> bool:  # noqa: ARG002
+        if self._sock is None:
+            return False
+        try:
+            self._sock.send(packet)
+        except OSError as error:
+            raise failure(error) from error
         return True
 
 

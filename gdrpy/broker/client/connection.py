@@ -13,6 +13,7 @@ from gdrpy._core import _mapping
 from gdrpy._core._mapping import Descriptor, run
 from gdrpy.broker import replies, requests
 from gdrpy.broker.client.transport import (
+    SESSIONS_LIMIT,
     BlockingTransport,
     Descriptors,
     Lost,
@@ -113,6 +114,8 @@ class Connection:
         #: There are several while a resume has no reply.
         self._sessions: list[int] = []
         self._greeted = False
+        #: Whether a session was resumed on this connection.
+        self._moved = False
         #: Whether these sessions may hold leases.
         self._granting = False
         self._last_id = 0
@@ -153,9 +156,10 @@ class Connection:
             self.leases.clear()
             self._sessions = []
             self.life = life
-        before = self._sessions if self._granting else []
+        before = self._sessions[1 - SESSIONS_LIMIT :] if self._granting else []
         self._sessions = [*before, session]
         self._greeted = True
+        self._moved = False
         missing = self.leases.copy()
         self.drowsy.clear()  # the resume tells of them
         for key in list(self.returned):
@@ -163,6 +167,7 @@ class Connection:
                 self.returned.pop(key, None)
         for number in before:
             missing = await self._resume_from(number, missing)
+            self._sessions = self._sessions[1:]  # it has ended
         for key in missing:
             self.leases.pop(key, None)
         self._sessions = [session]
@@ -180,11 +185,18 @@ class Connection:
             held = [lease for lease in batch if lease[0] >= 0]
             asleep = [~lease[0] for lease in batch if lease[0] < 0]
             request = requests.Resume(session, held, asleep, more, id=0)
+            answer = await self._exchange(request, replies.Resumed)
             try:
-                resumed, _ = accepted(await self._exchange(request, replies.Resumed))
+                resumed, _ = accepted(answer)
             except InvalidRequest:  # this process has become another user's
                 return leases
+            except Error:
+                if not self._moved:  # the new session is in vain: its leases are copies
+                    self._sessions = self._sessions[:-1]
+                    self._greeted = False
+                raise
             lost.update(resumed.lost)
+        self._moved = True
         return {key: lease for key, lease in leases.items() if lease[0] in lost}
 
     def close(self) -> None:
@@ -301,6 +313,8 @@ class Connection:
             self.transport.leave()
         else:
             self.transport.hang_up()
+        if not self.leases:
+            self.transport.forget()
 
     def _lost_lease(self, request: Request, lease: Lease) -> Error:
         return Gone(

@@ -37,6 +37,9 @@ Descriptors = list[Descriptor | None]
 Packet = tuple[bytes, Descriptors | None]
 
 
+#: Sessions that may hold leases. With one more, the oldest ends, and the leases that only it has.
+SESSIONS_LIMIT = 16
+
 _DONT_WAIT = int(socket.MSG_DONTWAIT)  # flags of the enum are slow
 _UNREAD = (errno.ECONNRESET, errno.EPIPE)
 
@@ -167,11 +170,13 @@ class Transport(ABC):
             self._sock = None
 
     def leave(self) -> None:
-        """Disconnect, which the peer notices only after :meth:`forget`."""
+        """Disconnect, which the peer notices only after :meth:`forget`, or many more of these."""
         self.connected = False
         if self._sock is not None:
             self._left.append(self._sock)
             self._sock = None
+            while len(self._left) > SESSIONS_LIMIT:
+                self._left.pop(0).close()
 
     def forget(self) -> None:
         """Close the sockets that were left."""

@@ -81,7 +81,30 @@ def build(folder: Path, name: str) -> None:
     run("gcc", "-o", folder / Path(name).stem, folder / name, *where)
 
 
+#: Sizes of structures, and offsets of their last members.
+LAYOUTS = {
+    "gdrpy_new_region": (112, "reserved", 48),
+    "gdrpy_entry": (4568, "reserved", 4504),
+    "gdrpy_event": (312, "reserved", 280),
+    "gdrpy_region": (384, "uuid", 316),
+}
+
+
 class TestHeader:
+    def test_has_the_layouts_of_the_table_and_the_librarys_version(self, tmp_path):
+        rows = "".join(
+            f'printf("%zu %zu\\n", sizeof(struct {name}), offsetof(struct {name}, {last}));'
+            for name, (_, last, _) in LAYOUTS.items()
+        )
+        (tmp_path / "layouts.c").write_text(
+            "#include <gdrpy/broker.h>\n#include <stdio.h>\nint main(void) { int major, minor; "
+            f'gdrpy_broker_version(&major, &minor); printf("%d %d\\n", major, minor); {rows} }}\n'
+        )
+        build(tmp_path, "layouts.c")
+        version, *layouts = run(tmp_path / "layouts").splitlines()
+        assert version == "1 0"
+        assert layouts == [f"{size} {offset}" for size, _, offset in LAYOUTS.values()]
+
     @pytest.mark.parametrize(
         "compiler",
         ["gcc -std=c99", "gcc -std=gnu17", "g++ -std=c++11 -x c++", "g++ -std=c++17 -x c++"],

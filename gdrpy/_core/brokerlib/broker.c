@@ -9,21 +9,51 @@
 #include <string.h>
 #include <unistd.h>
 
+#define DEVICE_TEXT_LIMIT 40
+
 static __thread char error_text[1024];
 
 int broker_fail(int result, const char *format, ...)
 {
+	size_t last = sizeof(error_text) - 2;
 	va_list args;
+	int nbytes;
 
 	va_start(args, format);
-	vsnprintf(error_text, sizeof(error_text), format, args);
+	nbytes = vsnprintf(error_text, sizeof(error_text), format, args);
 	va_end(args);
+	if (nbytes >= (int)sizeof(error_text)) { /* end before a character that was cut */
+		while ((error_text[last] & 0xc0) == 0x80)
+			last--;
+		error_text[last] = '\0';
+	}
+	/* A path may be no text. */
+	for (char *rest = error_text; *(rest += broker_text_length(rest, strlen(rest)));)
+		*rest = '?';
 	return result;
+}
+
+const char *broker_quote(char quoted[96], const char *argument)
+{
+	size_t nbytes = argument ? strlen(argument) : 0;
+	size_t shown = argument ? broker_text_length(argument, nbytes < 80 ? nbytes : 80) : 0;
+
+	if (argument)
+		snprintf(quoted, 96, "'%.*s'%s", (int)shown, argument, shown < nbytes ? "..." : "");
+	else
+		strcpy(quoted, "NULL");
+	return quoted;
 }
 
 const char *gdrpy_broker_error(void)
 {
 	return error_text;
+}
+
+void gdrpy_broker_version(int *major, int *minor)
+{
+	*major = GDRPY_BROKER_VERSION_MAJOR;
+	*minor = GDRPY_BROKER_VERSION_MINOR;
 }
 
 int gdrpy_broker_connect(const char *path, int timeout_ms, int reconnect_ms,
@@ -115,7 +145,7 @@ static const struct broker_field status_fields[] = {
 };
 
 /* Learn the UUID of a GPU: the status has it, and a grant does not. */
-static int find_uuid(struct gdrpy_broker *broker, int device)
+static int find_uuid(struct gdrpy_broker *broker, int device, const char *call)
 {
 	char ordinal[16];
 	const struct broker_field fields[] = {
@@ -130,12 +160,13 @@ static int find_uuid(struct gdrpy_broker *broker, int device)
 		return 0;
 	snprintf(ordinal, sizeof(ordinal), "%d", device);
 	broker_request_begin(&request, "status");
+	request.call = call; /* whose errors name it */
 	result = broker_ask(broker, &request, status_fields, &status, NULL);
 	if (result)
 		return result;
 	*broker->uuid = '\0';
 	if (broker_decode(&status.uuids, fields, broker->uuid))
-		return broker_malformed(broker, "status", "uuids");
+		return broker_malformed(broker, call, "uuids");
 	broker->uuid_device = device;
 	return 0;
 }
@@ -186,7 +217,7 @@ static int grant_locked(struct gdrpy_broker *broker, struct broker_request *requ
 			"(ulimit -n)",
 			request->call);
 	else if (grant.region.device >= 0)
-		result = find_uuid(broker, grant.region.device);
+		result = find_uuid(broker, grant.region.device, request->call);
 	if (!result) {
 		if (grant.region.device >= 0)
 			strcpy(lease->region.uuid, broker->uuid);
@@ -226,21 +257,55 @@ static void check_flags(struct broker_request *request, unsigned int flags, unsi
 
 static void put_device(struct broker_request *request, const char *device)
 {
-	char *end = NULL;
-	long ordinal = device ? strtol(device, &end, 10) : 0;
+	size_t nbytes = device ? strlen(device) : 0;
+	bool is_ordinal = nbytes && strspn(device, "0123456789") == nbytes;
+	long ordinal = is_ordinal ? strtol(device, NULL, 10) : -1;
+	char quoted[96];
 
 	broker_write_key(&request->writer, "device");
-	if (!device || !*device || !broker_is_text(device, strlen(device)))
+	if (!nbytes || nbytes > DEVICE_TEXT_LIMIT || ordinal >= BROKER_DEVICE_LIMIT ||
+	    !broker_is_text(device, nbytes))
 		request->result = broker_fail(GDRPY_BROKER_INVALID_REQUEST,
 					      "%s: device must be a GPU's UUID, PCI address or "
-					      "ordinal, or \"cpu\"",
-					      request->call);
-	else if (!strcmp(device, "cpu"))
-		broker_write_number(&request->writer, -1);
-	else if (!*end)
+					      "ordinal below %d, or \"cpu\", not %s",
+					      request->call, BROKER_DEVICE_LIMIT,
+					      broker_quote(quoted, device));
+	else if (is_ordinal || !strcmp(device, "cpu"))
 		broker_write_number(&request->writer, ordinal);
 	else
 		broker_write_text(&request->writer, device);
+}
+
+static void put_mode(struct broker_request *request, unsigned int mode)
+{
+	broker_write_key(&request->writer, "mode");
+	broker_write_number(&request->writer, mode);
+	if (mode & ~0666u)
+		request->result = broker_fail(GDRPY_BROKER_INVALID_REQUEST,
+					      "%s: mode must be permission bits like 0640, not %#o",
+					      request->call, mode);
+}
+
+static void put_metadata(struct broker_request *request, const void *metadata, size_t nbytes)
+{
+	broker_write_key(&request->writer, "metadata");
+	if (nbytes > GDRPY_BROKER_METADATA_BYTES || (nbytes && !metadata))
+		request->result =
+			broker_fail(GDRPY_BROKER_INVALID_REQUEST,
+				    "%s: metadata must be up to %d bytes, not %zu at %p",
+				    request->call, GDRPY_BROKER_METADATA_BYTES, nbytes, metadata);
+	else
+		broker_write_bytes(&request->writer, metadata, nbytes);
+}
+
+static void check_reserved(struct broker_request *request, const uint64_t *reserved, size_t count)
+{
+	for (size_t i = 0; i < count; i++)
+		if (reserved[i])
+			request->result =
+				broker_fail(GDRPY_BROKER_INVALID_REQUEST,
+					    "%s: `reserved` must be 0: clear the structure first",
+					    request->call);
 }
 
 static int make(struct gdrpy_broker *broker, const char *call,
@@ -263,10 +328,10 @@ static int make(struct gdrpy_broker *broker, const char *call,
 					     "%s: nbytes must be from 1 to 2^61, not %llu", call,
 					     (unsigned long long)wanted->nbytes);
 	put_device(&request, wanted->device);
-	broker_write_key(&request.writer, "mode");
-	broker_write_number(&request.writer, wanted->mode);
-	broker_write_key(&request.writer, "metadata");
-	broker_write_bytes(&request.writer, wanted->metadata, wanted->metadata_nbytes);
+	put_mode(&request, wanted->mode);
+	put_metadata(&request, wanted->metadata, wanted->metadata_nbytes);
+	check_reserved(&request, wanted->reserved,
+		       sizeof(wanted->reserved) / sizeof(*wanted->reserved));
 	check_flags(&request, flags, GDRPY_BROKER_GPU);
 	return ask_for_grant(broker, &request, flags & GDRPY_BROKER_GPU, region);
 }

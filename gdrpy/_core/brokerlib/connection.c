@@ -51,17 +51,17 @@ void broker_request_name(struct broker_request *request, const char *key, const 
 			 size_t least)
 {
 	size_t nbytes = name ? strlen(name) : 0;
+	char quoted[96];
 
 	broker_write_key(&request->writer, key);
 	if (name && nbytes >= least && nbytes < GDRPY_BROKER_NAME_BYTES &&
 	    broker_is_text(name, nbytes))
 		broker_write_text(&request->writer, name);
 	else
-		request->result =
-			broker_fail(GDRPY_BROKER_INVALID_REQUEST,
-				    "%s: %s must be UTF-8 text of %zu to %d bytes, not %s%.80s%s",
-				    request->call, key, least, GDRPY_BROKER_NAME_BYTES - 1,
-				    name ? "'" : "", name ? name : "NULL", name ? "'" : "");
+		request->result = broker_fail(
+			GDRPY_BROKER_INVALID_REQUEST,
+			"%s: %s must be UTF-8 text of %zu to %d bytes, not %s", request->call, key,
+			least, GDRPY_BROKER_NAME_BYTES - 1, broker_quote(quoted, name));
 }
 
 static void set_id(struct broker_request *request, uint64_t id)

@@ -86,6 +86,9 @@ struct broker_request {
 /* Note the text of gdrpy_broker_error() and return the result. */
 int broker_fail(int result, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* An argument as an error shows it: the first 80 bytes of what is text. */
+const char *broker_quote(char quoted[96], const char *argument);
+
 void broker_request_begin(struct broker_request *request, const char *call);
 /* A name or a prefix, of `least` bytes or more. */
 void broker_request_name(struct broker_request *request, const char *key, const char *name,

@@ -3,8 +3,6 @@
 
 #include <string.h>
 
-#define DEVICE_LIMIT 65536
-
 /* Writing */
 
 static void put(struct broker_writer *writer, const void *bytes, size_t nbytes)
@@ -211,16 +209,17 @@ bool broker_skip(struct broker_reader *reader)
 	return true;
 }
 
-bool broker_is_text(const void *bytes, size_t nbytes)
+size_t broker_text_length(const void *bytes, size_t nbytes)
 {
-	const unsigned char *next = bytes, *end = next + nbytes;
+	const unsigned char *start = bytes, *end = start + nbytes, *next = start;
 
 	while (next < end) {
+		size_t before = (size_t)(next - start);
 		unsigned char first = *next++, least = 0x80, most = 0xbf;
 		int more = first < 0x80 ? 0 : first < 0xe0 ? 1 : first < 0xf0 ? 2 : 3;
 
 		if (!first || (first >= 0x80 && first < 0xc2) || first > 0xf4 || end - next < more)
-			return false;
+			return before;
 		/* The second byte excludes longer forms of a character, halves of pairs, and
 		 * numbers beyond Unicode. */
 		if (first == 0xe0 || first == 0xf0)
@@ -229,9 +228,9 @@ bool broker_is_text(const void *bytes, size_t nbytes)
 			most = first == 0xed ? 0x9f : 0x8f;
 		for (; more; more--, next++, least = 0x80, most = 0xbf)
 			if (*next < least || *next > most)
-				return false;
+				return before;
 	}
-	return true;
+	return nbytes;
 }
 
 static bool store_number(const struct broker_field *field, int64_t least, int64_t number,
@@ -276,7 +275,7 @@ static bool store(const struct broker_field *field, const struct broker_reader *
 		if (value->kind == BROKER_TEXT)
 			return span->end - span->next == 3 && !memcmp(span->next, "cpu", 3);
 		return value->kind == BROKER_NUMBER && value->number >= -1 &&
-		       value->number < DEVICE_LIMIT;
+		       value->number < BROKER_DEVICE_LIMIT;
 	case BROKER_TO_FLAG:
 		*(bool *)place = value->number;
 		return value->kind == BROKER_FLAG;

@@ -25,6 +25,8 @@ void broker_write_text(struct broker_writer *writer, const char *text);
 void broker_write_bytes(struct broker_writer *writer, const void *bytes, size_t nbytes);
 void broker_write_list(struct broker_writer *writer, size_t count); /* then its items */
 
+#define BROKER_DEVICE_LIMIT 65536
+
 struct broker_reader {
 	const unsigned char *next, *end;
 };
@@ -52,8 +54,13 @@ bool broker_read(struct broker_reader *reader, struct broker_value *value);
 /* One value with all that is in it. */
 bool broker_skip(struct broker_reader *reader);
 
-/* Whether bytes are valid UTF-8, without a zero. */
-bool broker_is_text(const void *bytes, size_t nbytes);
+/* How many of the bytes, from the first on, are valid UTF-8 without a zero. */
+size_t broker_text_length(const void *bytes, size_t nbytes);
+
+static inline bool broker_is_text(const void *bytes, size_t nbytes)
+{
+	return broker_text_length(bytes, nbytes) == nbytes;
+}
 
 /* A field of a message, and where its value goes in a structure. */
 enum broker_type {

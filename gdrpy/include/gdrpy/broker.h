@@ -58,7 +58,10 @@ enum {
 struct gdrpy_broker; /* a connection */
 struct gdrpy_watch;
 
-/* A lease on a region: this process holds its memory until gdrpy_region_release(). */
+/*
+ * A lease on a region: this process holds its memory until gdrpy_region_release(). The library
+ * makes it, and a later one may add members at its end.
+ */
 struct gdrpy_region {
 	uint64_t number;  /* as the broker counts regions */
 	uint64_t nbytes;  /* as requested */
@@ -71,12 +74,14 @@ struct gdrpy_region {
 	bool sealed;   /* immutable */
 	bool readonly; /* this lease may only read */
 	bool enforced; /* the kernel prevents writing by this descriptor */
-	bool created;  /* by gdrpy_broker_allocate() or gdrpy_broker_create() */
+	/* By this call of gdrpy_broker_allocate() or gdrpy_broker_create(). If the call reconnected
+	 * and was repeated, false may stand for a region that its first request made. */
+	bool created;
 	char name[GDRPY_BROKER_NAME_BYTES]; /* "" for none */
 	char uuid[GDRPY_BROKER_UUID_BYTES]; /* the GPU's, "" for host memory */
 };
 
-/* A new region. */
+/* A new region. Clear it first, as by = {0}: a later library may use what is `reserved`. */
 struct gdrpy_new_region {
 	const char *name; /* NULL: without a name, for gdrpy_broker_allocate() alone */
 	uint64_t nbytes;
@@ -86,6 +91,7 @@ struct gdrpy_new_region {
 	unsigned int mode;    /* permission bits as of a file, such as 0600 */
 	const void *metadata; /* up to 4096 bytes; gdrpy in Python writes and reads a msgpack map */
 	size_t metadata_nbytes;
+	uint64_t reserved[8];
 };
 
 /* A region as the broker describes it. */
@@ -101,6 +107,7 @@ struct gdrpy_entry {
 	char uuid[GDRPY_BROKER_UUID_BYTES];
 	size_t metadata_nbytes; /* 0 in a list */
 	unsigned char metadata[GDRPY_BROKER_METADATA_BYTES];
+	uint64_t reserved[8];
 };
 
 enum gdrpy_event_kind {
@@ -117,9 +124,13 @@ struct gdrpy_event {
 	enum gdrpy_event_kind kind;
 	uint64_t number, version; /* of the region; 0 if the event is about none */
 	char name[GDRPY_BROKER_NAME_BYTES];
+	uint64_t reserved[4];
 };
 
-/* The text of this thread's last call that failed, which names the remedy. Never NULL. */
+/* The version of the library that runs, beside that of this header. */
+void gdrpy_broker_version(int *major, int *minor);
+
+/* The text of this thread's last call that failed, which names the remedy: UTF-8, never NULL. */
 const char *gdrpy_broker_error(void);
 
 /* "NotFound" for GDRPY_BROKER_NOT_FOUND, and so on. */

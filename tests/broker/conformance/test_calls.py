@@ -225,6 +225,13 @@ class TestRefusal:
     def test_for_no_such_device_is_not_found(self, peer, device):
         assert refusal(peer.allocate, "a", device=device).name == "NotFound"
 
+    @pytest.mark.parametrize("device", ["-1", "+0", " 0", "65536", "x" * 41])
+    def test_of_a_device_that_cannot_be_names_it(self, peer, device):
+        refused = refusal(peer.allocate, "a", device=device)
+        assert refused.name == "InvalidRequest"
+        assert refused.text.startswith("allocate: ")
+        assert device in refused.text
+
     def test_for_another_size_is_a_mismatch(self, peer):
         peer.allocate("a", 4096)
         assert refusal(peer.allocate, "a", 8192).name == "SizeMismatch"

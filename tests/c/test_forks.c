@@ -104,6 +104,17 @@ static void a_child_keeps_no_private_one(void)
 	CHECK_EQ(core_private_close(fd), 0);
 }
 
+static void a_child_keeps_one_that_was_handed_over(void)
+{
+	int fd = core_private_open(ANY_FILE, O_RDONLY);
+
+	core_private_hand_over(fd);
+	IN_CHILD(CHECK(is_open(fd)));
+	CHECK_EQ(core_private_close(fd), -1);
+	CHECK_EQ(errno, EBADF);
+	CHECK_EQ(close(fd), 0);
+}
+
 static void a_child_leaves_alone_what_has_taken_its_number(void)
 {
 	int fd = core_private_open(ANY_FILE, O_RDONLY), other;
@@ -253,6 +264,7 @@ static void a_child_of_exporting_threads_keeps_none_of_theirs(void)
 
 CHECK_MAIN(TEST(a_private_one_is_closed_on_exec), TEST(what_cannot_be_opened_is_told),
 	   TEST(an_interrupted_open_is_made_again), TEST(a_child_keeps_no_private_one),
+	   TEST(a_child_keeps_one_that_was_handed_over),
 	   TEST(a_child_leaves_alone_what_has_taken_its_number),
 	   TEST(a_child_does_not_close_its_own_by_its_parents_number),
 	   TEST(a_child_has_private_ones_of_its_own), TEST(a_child_keeps_what_its_thread_lends),

@@ -2,12 +2,13 @@
 /* The calls of gdrpy/broker.h on a broker: their requests, and what the replies say. */
 #include "brokerlib/connection.h"
 
+#include "common/forks.h"
+
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define DEVICE_TEXT_LIMIT 40
 
@@ -86,7 +87,7 @@ int gdrpy_broker_connect(const char *path, int timeout_ms, int reconnect_ms,
 				     "serve`, or say by the path or GDRPY_SOCKET where it is",
 				     found);
 	if (result)
-		broker_free(broker);
+		broker_close(broker);
 	else
 		*made = broker;
 	return result;
@@ -94,7 +95,7 @@ int gdrpy_broker_connect(const char *path, int timeout_ms, int reconnect_ms,
 
 void gdrpy_broker_close(struct gdrpy_broker *broker)
 {
-	broker_free(broker);
+	broker_close(broker);
 }
 
 /* One request, and its reply by a table, while no other call has the connection. */
@@ -202,8 +203,7 @@ static int grant_locked(struct gdrpy_broker *broker, struct broker_request *requ
 	if (result)
 		return result;
 	if (grant.region.nbytes > grant.region.size) {
-		if (grant.region.fd >= 0)
-			close(grant.region.fd);
+		core_private_close(grant.region.fd);
 		return broker_malformed(broker, request->call, "size");
 	}
 	lease = hold(broker, &grant, gpu);
@@ -221,11 +221,11 @@ static int grant_locked(struct gdrpy_broker *broker, struct broker_request *requ
 	if (!result) {
 		if (grant.region.device >= 0)
 			strcpy(lease->region.uuid, broker->uuid);
+		core_private_hand_over(lease->region.fd);
 		*region = &lease->region;
 		return 0;
 	}
-	if (grant.region.fd >= 0)
-		close(grant.region.fd);
+	core_private_close(grant.region.fd);
 	if (lease)
 		broker_give_back(broker, lease);
 	free(lease);

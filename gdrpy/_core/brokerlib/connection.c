@@ -19,7 +19,7 @@
 #define FIRST_PAUSE_MS 5
 #define LAST_PAUSE_MS 250
 
-static int64_t now_ms(void)
+int64_t broker_now_ms(void)
 {
 	struct timespec now;
 
@@ -94,7 +94,7 @@ static int dial(struct gdrpy_broker *broker)
 {
 	struct timeval limit = {broker->timeout_ms / 1000, broker->timeout_ms % 1000 * 1000};
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
-	int64_t deadline = now_ms() + broker->timeout_ms;
+	int64_t deadline = broker_now_ms() + broker->timeout_ms;
 	int failed;
 
 	core_forks_hold();
@@ -107,7 +107,7 @@ static int dial(struct gdrpy_broker *broker)
 	strcpy(address.sun_path, broker->path);
 	do {
 		failed = connect(broker->sock, (struct sockaddr *)&address, sizeof(address));
-	} while (failed && errno == EINTR && now_ms() < deadline);
+	} while (failed && errno == EINTR && broker_now_ms() < deadline);
 	if (!failed)
 		return 0;
 	failed = failure(broker, errno == EINTR ? EAGAIN : errno);
@@ -122,15 +122,15 @@ static int dial(struct gdrpy_broker *broker)
 		broker->path);
 }
 
-static int send_packet(struct gdrpy_broker *broker, const struct broker_writer *packet, int flags)
+static int send_packet(struct gdrpy_broker *broker, const struct broker_writer *packet)
 {
-	int64_t deadline = now_ms() + broker->timeout_ms;
+	int64_t deadline = broker_now_ms() + broker->timeout_ms;
 	size_t nbytes = (size_t)(packet->next - packet->start);
 	ssize_t sent;
 
 	do {
-		sent = send(broker->sock, packet->start, nbytes, flags | MSG_NOSIGNAL);
-	} while (sent < 0 && errno == EINTR && now_ms() < deadline);
+		sent = send(broker->sock, packet->start, nbytes, MSG_NOSIGNAL);
+	} while (sent < 0 && errno == EINTR && broker_now_ms() < deadline);
 	return sent < 0 ? failure(broker, errno == EINTR ? EAGAIN : errno) : 0;
 }
 
@@ -149,36 +149,60 @@ static int descriptor_of(struct msghdr *message)
 static void close_descriptor(struct broker_packet *packet)
 {
 	if (packet->fd >= 0)
-		close(packet->fd);
+		core_private_close(packet->fd);
 	packet->fd = -1;
 }
 
-int broker_receive(struct gdrpy_broker *broker, struct broker_packet *packet)
+/*
+ * Receive once, with room for one descriptor, which is private: a child that is forked meanwhile
+ * would keep the memory. Returns the number of bytes, or -1 with errno set.
+ */
+static ssize_t receive_once(struct gdrpy_broker *broker, struct broker_packet *packet, int *flags)
 {
-	int64_t deadline = now_ms() + broker->timeout_ms;
 	union {
 		struct cmsghdr header;
 		char bytes[CMSG_SPACE(sizeof(int))];
 	} control;
 	struct iovec data = {broker->packet, sizeof(broker->packet)};
-	struct msghdr message;
+	/* CMSG_SPACE() would have room for a second descriptor. */
+	struct msghdr message = {.msg_iov = &data,
+				 .msg_iovlen = 1,
+				 .msg_control = &control,
+				 .msg_controllen = CMSG_LEN(sizeof(int))};
+	struct core_arrival arrival = {(const int *)CMSG_DATA(&control.header), 1, NULL};
 	ssize_t nbytes;
+	int error;
+
+	memset(&control, -1, sizeof(control));
+	core_arrival_begin(&arrival);
+	nbytes = recvmsg(broker->sock, &message, MSG_CMSG_CLOEXEC);
+	error = errno;
+	packet->fd = nbytes < 0 ? -1 : descriptor_of(&message);
+	packet->cut = message.msg_flags & MSG_CTRUNC;
+	if (packet->fd < 0) {
+		core_arrival_end(&arrival, NULL, 0);
+	} else {
+		core_arrival_end(&arrival, &packet->fd, 1);
+		packet->cut |= packet->fd < 0; /* without memory */
+	}
+	*flags = message.msg_flags;
+	errno = error;
+	return nbytes;
+}
+
+int broker_receive(struct gdrpy_broker *broker, struct broker_packet *packet)
+{
+	int64_t deadline = broker_now_ms() + broker->timeout_ms;
+	ssize_t nbytes;
+	int flags;
 
 	do {
-		/* CMSG_SPACE() would have room for a second descriptor. */
-		message = (struct msghdr){.msg_iov = &data,
-					  .msg_iovlen = 1,
-					  .msg_control = &control,
-					  .msg_controllen = CMSG_LEN(sizeof(int))};
-		nbytes = recvmsg(broker->sock, &message, MSG_CMSG_CLOEXEC);
-	} while (nbytes < 0 && errno == EINTR && now_ms() < deadline);
-	packet->fd = -1;
+		nbytes = receive_once(broker, packet, &flags);
+	} while (nbytes < 0 && errno == EINTR && broker_now_ms() < deadline);
 	if (nbytes < 0)
 		return failure(broker, errno == EINTR ? EAGAIN : errno);
-	packet->fd = descriptor_of(&message);
-	packet->cut = message.msg_flags & MSG_CTRUNC;
 	packet->bytes = (struct broker_reader){broker->packet, broker->packet + nbytes};
-	if (nbytes && !(message.msg_flags & MSG_TRUNC))
+	if (nbytes && !(flags & MSG_TRUNC))
 		return 0;
 	close_descriptor(packet);
 	if (!nbytes)
@@ -203,16 +227,28 @@ void broker_break_off(struct gdrpy_broker *broker)
 	hang_up(broker);
 }
 
-/* Forget sessions but the last `left`, which closes their sockets. */
-static void forget_sessions(struct gdrpy_broker *broker, size_t left)
+/* Disconnect after a call that failed. */
+static void cut_off(struct gdrpy_broker *broker, int result)
 {
-	size_t ended = broker->nsessions - left;
+	if (result == BROKER_SILENT)
+		broker_break_off(broker);
+	else if (broker_is_cut_off(result))
+		hang_up(broker);
+}
 
-	for (size_t i = 0; i < ended; i++)
-		close_socket(&broker->sessions[i].sock);
-	if (left)
-		broker->sessions[0] = broker->sessions[ended];
-	broker->nsessions = left;
+/* Forget the oldest session, which closes its socket. */
+static void forget_session(struct gdrpy_broker *broker)
+{
+	close_socket(&broker->sessions[0].sock);
+	broker->nsessions--;
+	memmove(broker->sessions, broker->sessions + 1,
+		broker->nsessions * sizeof(*broker->sessions));
+}
+
+static void forget_sessions(struct gdrpy_broker *broker)
+{
+	while (broker->nsessions)
+		forget_session(broker);
 }
 
 /* Replies */
@@ -317,13 +353,10 @@ static int exchange(struct gdrpy_broker *broker, struct broker_request *request,
 	int result;
 
 	set_id(request, ++broker->last_id);
-	result = send_packet(broker, &request->writer, 0);
+	result = send_packet(broker, &request->writer);
 	if (!result)
 		result = broker_receive(broker, &packet);
-	if (result == BROKER_SILENT)
-		broker_break_off(broker);
-	else if (broker_is_cut_off(result))
-		hang_up(broker);
+	cut_off(broker, result);
 	if (result)
 		return result;
 	result = accept_reply(broker, request, &packet, fields, reply, fd);
@@ -335,6 +368,8 @@ static int exchange(struct gdrpy_broker *broker, struct broker_request *request,
 }
 
 /* Hello and resume */
+
+#define NO_SESSION UINT64_MAX
 
 struct welcome {
 	uint64_t version, session;
@@ -369,6 +404,8 @@ static int hello(struct gdrpy_broker *broker, struct welcome *welcome)
 				   PROTOCOL_VERSION);
 	if (strlen(welcome->life) + 1 != sizeof(welcome->life))
 		return broker_malformed(broker, "hello", "life");
+	if (welcome->session == NO_SESSION)
+		return broker_malformed(broker, "hello", "session");
 	return 0;
 }
 
@@ -463,23 +500,19 @@ static void set_states(struct gdrpy_broker *broker, bool held, enum broker_lease
 	}
 }
 
-static int add_session(struct gdrpy_broker *broker, uint64_t number)
+static void add_session(struct gdrpy_broker *broker, uint64_t number)
 {
-	size_t nbytes = (broker->nsessions + 1) * sizeof(*broker->sessions);
-	struct broker_session *more = realloc(broker->sessions, nbytes);
-
-	if (!more)
-		return broker_fail(GDRPY_BROKER_OUT_OF_MEMORY, "connect: %m");
-	broker->sessions = more;
+	if (broker->nsessions == BROKER_SESSIONS_LIMIT)
+		forget_session(broker);
 	broker->sessions[broker->nsessions++] = (struct broker_session){number, -1};
 	broker->greeted = true;
-	return 0;
 }
 
 /* Resume the leases of this life from the sessions that may hold them, and end these. */
 static int resume(struct gdrpy_broker *broker, const struct welcome *welcome)
 {
-	int result;
+	bool moved = false;
+	int result = 0;
 
 	if (strcmp(broker->life, welcome->life)) {
 		set_states(broker, true, BROKER_LOST);
@@ -487,28 +520,34 @@ static int resume(struct gdrpy_broker *broker, const struct welcome *welcome)
 		broker->granting = false;
 	}
 	if (!broker->granting)
-		forget_sessions(broker, 0);
-	result = add_session(broker, welcome->session);
+		forget_sessions(broker);
+	add_session(broker, welcome->session);
 	broker->nreturned = 0; /* a resume tells of them by leaving them out */
 	set_states(broker, true, BROKER_MISSING);
-	for (size_t i = 0; !result && i + 1 < broker->nsessions; i++) {
-		result = resume_from(broker, broker->sessions[i].number);
-		if (result == GDRPY_BROKER_INVALID_REQUEST) { /* the process changed its user */
+	while (broker->nsessions > 1) {
+		result = resume_from(broker, broker->sessions[0].number);
+		if (result == GDRPY_BROKER_INVALID_REQUEST) /* the process changed its user */
 			set_states(broker, false, BROKER_MISSING);
-			result = 0;
-		}
+		else if (result)
+			break;
+		moved |= !result;
+		forget_session(broker);
 	}
-	if (result)
+	if (broker->nsessions > 1) {
+		if (!moved && broker->sock >= 0) { /* refused: the old one still has all */
+			broker->nsessions--;
+			broker->greeted = false;
+		}
 		return result;
+	}
 	set_states(broker, false, BROKER_LOST);
-	forget_sessions(broker, 1);
 	broker->granting = broker->nleases;
 	return 0;
 }
 
 int broker_open(struct gdrpy_broker *broker)
 {
-	struct welcome welcome = {0};
+	struct welcome welcome = {.session = NO_SESSION};
 	int result;
 
 	broker_break_off(broker);
@@ -541,16 +580,21 @@ bool broker_hold(struct gdrpy_broker *broker, struct broker_lease *lease)
 	lease->broker = broker;
 	lease->state = BROKER_HELD;
 	lease->next = broker->leases;
+	lease->link = &broker->leases;
+	if (lease->next)
+		lease->next->link = &lease->next;
 	broker->leases = lease;
 	broker->nleases++;
+	broker->nusers++;
 	return true;
 }
 
-/* Tell of the regions that were given back, if that takes no waiting. */
-static void send_returned(struct gdrpy_broker *broker)
+/* Tell of the regions that were given back, or disconnect. */
+static int send_returned(struct gdrpy_broker *broker)
 {
 	struct broker_writer writer;
 	size_t count, first;
+	int result;
 
 	while (broker->nreturned && broker->sock >= 0) {
 		count = broker->nreturned < BATCH_LIMIT ? broker->nreturned : BATCH_LIMIT;
@@ -562,24 +606,28 @@ static void send_returned(struct gdrpy_broker *broker)
 		broker_write_list(&writer, count);
 		for (size_t i = first; i < broker->nreturned; i++)
 			broker_write_number(&writer, (int64_t)broker->returned[i]);
-		if (send_packet(broker, &writer, MSG_DONTWAIT))
-			return;
+		result = send_packet(broker, &writer);
+		cut_off(broker, result);
+		if (result)
+			return result;
 		broker->nreturned = first;
 	}
+	return 0;
 }
 
 void broker_give_back(struct gdrpy_broker *broker, struct broker_lease *lease)
 {
-	struct broker_lease **link = &broker->leases;
-
-	while (*link != lease)
-		link = &(*link)->next;
-	*link = lease->next;
+	*lease->link = lease->next;
+	if (lease->next)
+		lease->next->link = lease->link;
+	broker->nusers--;
 	if (lease->state == BROKER_LOST)
 		return;
 	broker->nleases--;
 	broker->returned[broker->nreturned++] = lease->region.number;
 	send_returned(broker);
+	for (size_t i = 0; i < broker->nsessions && !broker->nleases; i++)
+		close_socket(&broker->sessions[i].sock); /* nothing is left to resume */
 }
 
 /* Calls */
@@ -597,9 +645,10 @@ static int try_once(struct gdrpy_broker *broker, struct broker_request *request,
 {
 	int result = broker->sock < 0 ? broker_open(broker) : 0;
 
+	if (!result)
+		result = send_returned(broker);
 	if (result)
 		return result;
-	send_returned(broker);
 	if (request->lease && request->lease->state == BROKER_LOST)
 		return broker_fail(
 			GDRPY_BROKER_GONE,
@@ -626,7 +675,7 @@ int broker_ask(struct gdrpy_broker *broker, struct broker_request *request,
 	       const struct broker_field *fields, void *reply, int *fd)
 {
 	bool perhaps_done = false, asked;
-	int64_t deadline = 0, pause = 0;
+	int64_t deadline = 0, pause = 0, now;
 	int result = request->result;
 
 	if (!result && request->writer.full)
@@ -650,11 +699,12 @@ int broker_ask(struct gdrpy_broker *broker, struct broker_request *request,
 		if (!broker_is_cut_off(result))
 			break;
 		perhaps_done |= asked && result == BROKER_GONE_AWAY;
+		now = broker_now_ms();
 		if (!deadline)
-			deadline = now_ms() + broker->reconnect_ms;
-		else if (now_ms() >= deadline)
+			deadline = now + broker->reconnect_ms;
+		else if (now >= deadline)
 			return unavailable(broker, request->call);
-		pause_ms(pause);
+		pause_ms(pause < deadline - now ? pause : deadline - now);
 		pause = pause ? 2 * pause : FIRST_PAUSE_MS;
 		if (pause > LAST_PAUSE_MS)
 			pause = LAST_PAUSE_MS;
@@ -674,44 +724,60 @@ int broker_new(const char *path, int timeout_ms, int reconnect_ms, struct gdrpy_
 	strcpy(broker->path, path);
 	broker->timeout_ms = timeout_ms;
 	broker->reconnect_ms = reconnect_ms;
+	broker->nusers = 1;
 	broker->sock = -1;
 	broker->last_id = FIRST_ID;
 	*made = broker;
 	return 0;
 }
 
-/* A child leaves its copy as it is, since regions that it has may refer to it. */
-void broker_free(struct gdrpy_broker *broker)
+/*
+ * A broker that cannot see this process would wait for its end, so it is told of the leases. A
+ * child leaves its copy as it is: another thread may have held the lock.
+ */
+void broker_close(struct gdrpy_broker *broker)
 {
 	if (!broker || broker->pid != getpid())
 		return;
+	pthread_mutex_lock(&broker->lock);
 	for (struct broker_lease *lease = broker->leases; lease; lease = lease->next)
-		lease->broker = NULL;
-	forget_sessions(broker, 0);
+		if (lease->state != BROKER_LOST)
+			broker->returned[broker->nreturned++] = lease->region.number;
+	set_states(broker, true, BROKER_LOST);
+	send_returned(broker);
+	forget_sessions(broker);
 	hang_up(broker);
-	pthread_mutex_destroy(&broker->lock);
-	free(broker->sessions);
-	free(broker->returned);
-	free(broker);
+	broker->closed = true;
+	broker->nusers--;
+	broker_leave(broker);
 }
 
 int broker_enter(struct gdrpy_broker *broker, const char *call)
 {
-	if (!broker)
-		return broker_fail(GDRPY_BROKER_CLOSED,
-				   "%s: the connection to the broker is closed: connect again",
-				   call);
-	if (broker->pid != getpid())
+	if (broker && broker->pid != getpid())
 		return broker_fail(
 			GDRPY_BROKER_FORKED,
 			"%s: this is a forked child, and the connection to the broker is "
 			"that of process %d: connect to the broker here",
 			call, broker->pid);
-	pthread_mutex_lock(&broker->lock);
-	return 0;
+	if (broker) {
+		pthread_mutex_lock(&broker->lock);
+		if (!broker->closed)
+			return 0;
+		pthread_mutex_unlock(&broker->lock);
+	}
+	return broker_fail(GDRPY_BROKER_CLOSED,
+			   "%s: the connection to the broker is closed: connect again", call);
 }
 
 void broker_leave(struct gdrpy_broker *broker)
 {
+	bool unused = !broker->nusers;
+
 	pthread_mutex_unlock(&broker->lock);
+	if (!unused)
+		return;
+	pthread_mutex_destroy(&broker->lock);
+	free(broker->returned);
+	free(broker);
 }

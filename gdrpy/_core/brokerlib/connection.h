@@ -18,6 +18,8 @@
 #include <sys/un.h>
 
 #define BROKER_PACKET_LIMIT 65536
+/* Resumes without a reply, after which the oldest session and the leases that only it has go. */
+#define BROKER_SESSIONS_LIMIT 16
 
 enum broker_lease_state {
 	BROKER_HELD,
@@ -27,9 +29,9 @@ enum broker_lease_state {
 };
 
 struct broker_lease {
-	struct gdrpy_region region;  /* first: the caller has its address */
-	struct gdrpy_broker *broker; /* NULL after gdrpy_broker_close() */
-	struct broker_lease *next;
+	struct gdrpy_region region;	   /* first: the caller has its address */
+	struct gdrpy_broker *broker;	   /* constant: the lease keeps it */
+	struct broker_lease *next, **link; /* in the broker's list; `link` points here */
 	enum broker_lease_state state;
 	bool writable, gpu;
 	unsigned char metadata[];
@@ -43,9 +45,12 @@ struct broker_session {
 
 struct gdrpy_broker {
 	pthread_mutex_t lock; /* guards all that is not constant */
-	pid_t pid;	      /* constant, as are the next three: the process that connected */
+	pid_t pid;	      /* constant, as are the next two: the process that connected */
 	char path[sizeof(((struct sockaddr_un *)0)->sun_path)];
-	int timeout_ms, reconnect_ms;
+	int timeout_ms;
+	int reconnect_ms;
+	size_t nusers; /* the caller until it closes the broker, and each lease */
+	bool closed;
 	int sock;	/* -1 unless it is ready for a request */
 	int lost_errno; /* why the peer is gone */
 	uint64_t last_id;
@@ -58,7 +63,7 @@ struct gdrpy_broker {
 	size_t nreturned, room;
 	/* The sessions that may hold our leases. The last is the socket's if it is `greeted`. There
 	 * are several while a resume has no reply. */
-	struct broker_session *sessions;
+	struct broker_session sessions[BROKER_SESSIONS_LIMIT];
 	size_t nsessions;
 	bool greeted, granting;
 	int uuid_device; /* the GPU whose UUID is known, -1 for none */
@@ -86,6 +91,8 @@ struct broker_request {
 /* Note the text of gdrpy_broker_error() and return the result. */
 int broker_fail(int result, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+int64_t broker_now_ms(void); /* CLOCK_MONOTONIC */
+
 /* An argument as an error shows it: the first 80 bytes of what is text. */
 const char *broker_quote(char quoted[96], const char *argument);
 
@@ -98,10 +105,11 @@ void broker_request_name(struct broker_request *request, const char *key, const 
 int broker_find_path(const char *given, char *path, size_t room);
 
 int broker_new(const char *path, int timeout_ms, int reconnect_ms, struct gdrpy_broker **broker);
-void broker_free(struct gdrpy_broker *broker);
+void broker_close(struct gdrpy_broker *broker);
 
-/* Lock the connection for a call, unless it is the parent process's. */
+/* Lock the connection for a call, unless it is closed or the parent process's. */
 int broker_enter(struct gdrpy_broker *broker, const char *call);
+/* Unlock it, and free it after its last user. */
 void broker_leave(struct gdrpy_broker *broker);
 
 /* The caller of the functions below holds the lock. */
@@ -127,7 +135,7 @@ static inline bool broker_is_cut_off(int result)
 int broker_ask(struct gdrpy_broker *broker, struct broker_request *request,
 	       const struct broker_field *fields, void *reply, int *fd);
 
-/* One packet. If this fails, no descriptor is open. */
+/* One packet, whose descriptor is private. If this fails, none is open. */
 int broker_receive(struct gdrpy_broker *broker, struct broker_packet *packet);
 
 /* Disconnect; the broker notices only after the leases were resumed. */
@@ -139,7 +147,7 @@ int broker_malformed(struct gdrpy_broker *broker, const char *call, const char *
 /* Take a lease over, which the broker granted. False without memory. */
 bool broker_hold(struct gdrpy_broker *broker, struct broker_lease *lease);
 
-/* Give a lease back, without waiting. */
+/* Give a lease back, which may have to wait until the socket has room. */
 void broker_give_back(struct gdrpy_broker *broker, struct broker_lease *lease);
 
 #endif

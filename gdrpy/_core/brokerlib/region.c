@@ -115,10 +115,10 @@ void gdrpy_region_release(struct gdrpy_region *region)
 	if (!region)
 		return;
 	close(region->fd); /* before the broker may free the memory */
-	if (lease->broker && lease->broker->pid == getpid()) {
+	if (lease->broker->pid == getpid()) {
 		pthread_mutex_lock(&lease->broker->lock);
 		broker_give_back(lease->broker, lease);
-		pthread_mutex_unlock(&lease->broker->lock);
+		broker_leave(lease->broker);
 	}
 	free(lease);
 }

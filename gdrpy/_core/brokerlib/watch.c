@@ -2,16 +2,20 @@
 /* Watching: a separate connection on which events come. */
 #include "brokerlib/connection.h"
 
+#include "common/forks.h"
+
 #include <errno.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
+
+#define FOREVER INT64_MAX
 
 struct gdrpy_watch {
 	struct gdrpy_broker *connection;
+	int reconnect_ms;
 	char prefix[GDRPY_BROKER_NAME_BYTES];
 };
 
@@ -63,6 +67,7 @@ int gdrpy_watch_open(struct gdrpy_broker *broker, const char *prefix, struct gdr
 	if (!result)
 		result = broker_new(broker->path, broker->timeout_ms, broker->reconnect_ms,
 				    &watch->connection);
+	watch->reconnect_ms = broker->reconnect_ms;
 	if (!result)
 		result = begin(watch);
 	if (result)
@@ -74,25 +79,40 @@ int gdrpy_watch_open(struct gdrpy_broker *broker, const char *prefix, struct gdr
 
 int gdrpy_watch_fd(const struct gdrpy_watch *watch)
 {
-	return watch->connection->sock;
+	return watch->connection->pid == getpid() ? watch->connection->sock : -1;
 }
 
-/* Wait for a packet; false if none comes within the time, without limit if that is negative. */
-static bool wait_for_packet(int sock, int timeout_ms)
+/* The milliseconds left until a time of broker_now_ms(); -1 for no limit. */
+static int left_until(int64_t deadline)
+{
+	int64_t left = deadline - broker_now_ms();
+
+	return deadline == FOREVER ? -1 : left < 0 ? 0 : (int)left;
+}
+
+/* Wait for a packet; false if none comes in time. */
+static bool wait_for_packet(int sock, int64_t deadline)
 {
 	struct pollfd poller = {.fd = sock, .events = POLLIN};
-	struct timespec begun, now;
-	int left = timeout_ms, ready;
+	int ready;
 
-	clock_gettime(CLOCK_MONOTONIC, &begun);
-	while ((ready = poll(&poller, 1, left)) < 0 && errno == EINTR) {
-		clock_gettime(CLOCK_MONOTONIC, &now);
-		left = timeout_ms - (int)((now.tv_sec - begun.tv_sec) * 1000 +
-					  (now.tv_nsec - begun.tv_nsec) / 1000000);
-		if (left < 0)
-			left = timeout_ms < 0 ? -1 : 0;
-	}
+	do {
+		ready = poll(&poller, 1, left_until(deadline));
+	} while (ready < 0 && errno == EINTR);
 	return ready;
+}
+
+/* Watch again, on a new connection, for which the broker is looked for until the deadline. */
+static int begin_again(struct gdrpy_watch *watch, int64_t deadline)
+{
+	int left = left_until(deadline), result;
+
+	broker_break_off(watch->connection);
+	watch->connection->reconnect_ms =
+		left < 0 || left > watch->reconnect_ms ? watch->reconnect_ms : left;
+	result = begin(watch);
+	/* A timeout would say that nothing happened. */
+	return result == GDRPY_BROKER_TIMEOUT ? GDRPY_BROKER_UNAVAILABLE : result;
 }
 
 /* One event that has come. */
@@ -105,8 +125,7 @@ static int receive_event(struct gdrpy_broker *connection, struct gdrpy_event *ev
 
 	if (result)
 		return result;
-	if (packet.fd >= 0)
-		close(packet.fd);
+	core_private_close(packet.fd);
 	wrong = broker_decode(&packet.bytes, event_fields, &told);
 	if (wrong || packet.bytes.next != packet.bytes.end)
 		return broker_malformed(connection, "watch", wrong ? wrong : "end");
@@ -119,19 +138,19 @@ static int receive_event(struct gdrpy_broker *connection, struct gdrpy_event *ev
 
 static int next_event(struct gdrpy_watch *watch, int timeout_ms, struct gdrpy_event *event)
 {
+	int64_t deadline = timeout_ms < 0 ? FOREVER : broker_now_ms() + timeout_ms;
 	struct gdrpy_broker *connection = watch->connection;
 	int result = BROKER_GONE_AWAY;
 
 	if (connection->sock >= 0) {
-		if (!wait_for_packet(connection->sock, timeout_ms))
+		if (!wait_for_packet(connection->sock, deadline))
 			return broker_fail(GDRPY_BROKER_TIMEOUT,
 					   "watch: nothing happened within %d ms", timeout_ms);
 		result = receive_event(connection, event);
 	}
 	if (!broker_is_cut_off(result))
 		return result;
-	broker_break_off(connection);
-	result = begin(watch);
+	result = begin_again(watch, deadline);
 	if (!result)
 		*event = (struct gdrpy_event){.kind = GDRPY_EVENT_LOST};
 	return result;
@@ -152,6 +171,6 @@ void gdrpy_watch_close(struct gdrpy_watch *watch)
 {
 	if (!watch)
 		return;
-	broker_free(watch->connection);
+	broker_close(watch->connection);
 	free(watch);
 }

@@ -233,6 +233,13 @@ void core_arrival_end(struct core_arrival *arrival, int *came, int count)
 	pthread_mutex_unlock(&calls.lock);
 }
 
+void core_private_hand_over(int fd)
+{
+	pthread_mutex_lock(&calls.lock);
+	forget(fd);
+	pthread_mutex_unlock(&calls.lock);
+}
+
 int core_private_adopt(int fd)
 {
 	if (fd >= 0)

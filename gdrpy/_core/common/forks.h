@@ -54,6 +54,9 @@ void core_arrival_end(struct core_arrival *arrival, int *came, int count);
  */
 int core_private_close(int fd);
 
+/* Let forked children keep a descriptor from now on. It is private no more: close() ends it. */
+void core_private_hand_over(int fd);
+
 /*
  * Let children of this thread keep a private descriptor, until core_private_take_back() ends this
  * for all descriptors that this thread has lent. Used to start a program that gets the descriptor.

@@ -8,8 +8,9 @@
  * outputs as they were.
  *
  * Threads may share a broker, whose calls run one at a time. A region or a watch belongs to one
- * thread at a time. In a forked child, calls to the parent's broker are refused by
- * GDRPY_BROKER_FORKED. The child may map and release the regions, and make its own connection.
+ * thread at a time; its thread need not be the one that closes the broker. In a forked child, calls
+ * to the parent's broker are refused by GDRPY_BROKER_FORKED. The child may map and release the
+ * regions, and make its own connection.
  */
 #ifndef GDRPY_BROKER_H
 #define GDRPY_BROKER_H
@@ -72,7 +73,7 @@ struct gdrpy_region {
 	int fd;	       /* the memory, closed on exec. gdrpy_region_release() closes it */
 	int device;    /* the broker's CUDA ordinal; -1 is host memory */
 	bool sealed;   /* immutable */
-	bool readonly; /* this lease may only read */
+	bool readonly; /* this lease may only read, and so may mappings of it */
 	bool enforced; /* the kernel prevents writing by this descriptor */
 	/* By this call of gdrpy_broker_allocate() or gdrpy_broker_create(). If the call reconnected
 	 * and was repeated, false may stand for a region that its first request made. */
@@ -144,10 +145,16 @@ const char *gdrpy_broker_result_name(int result);
 int gdrpy_broker_connect(const char *path, int timeout_ms, int reconnect_ms,
 			 struct gdrpy_broker **broker);
 
-/* Disconnect. This ends every lease; the descriptors stay until the regions are released. */
+/*
+ * Disconnect. This ends every lease; the descriptors stay until the regions are released, which
+ * other threads may do at the same time. None of them may be in a call on the broker itself.
+ */
 void gdrpy_broker_close(struct gdrpy_broker *broker);
 
-/* The region of this name, made if it does not exist. `flags` is GDRPY_BROKER_GPU or 0. */
+/*
+ * The region of this name, made if it does not exist. `flags` is GDRPY_BROKER_GPU or 0. One that
+ * exists may be sealed, or another user's: see region->readonly before writing.
+ */
 int gdrpy_broker_allocate(struct gdrpy_broker *broker, const struct gdrpy_new_region *wanted,
 			  unsigned int flags, struct gdrpy_region **region);
 
@@ -195,7 +202,11 @@ int gdrpy_region_check(const struct gdrpy_region *region);
 int gdrpy_region_map(const struct gdrpy_region *region, void **address);
 int gdrpy_region_unmap(const struct gdrpy_region *region, void *address);
 
-/* Give the lease back, close the descriptor and free the structure. NULL is ignored. */
+/*
+ * Give the lease back, close the descriptor and free the structure. NULL is ignored. It waits for
+ * the connection's call under way, and up to its `timeout_ms` for a broker that is busy. If that
+ * is too short, the next call gives the lease back.
+ */
 void gdrpy_region_release(struct gdrpy_region *region);
 
 /* Watch names that begin with `prefix`, on a separate connection. */
@@ -203,12 +214,15 @@ int gdrpy_watch_open(struct gdrpy_broker *broker, const char *prefix, struct gdr
 
 /*
  * A descriptor that is readable when an event has come. It changes with an event "lost", and is -1
- * after an error, until the next call of gdrpy_watch_next().
+ * after an error, until the next call of gdrpy_watch_next(), and in a forked child.
  */
 int gdrpy_watch_fd(const struct gdrpy_watch *watch);
 
 /*
  * The next event. GDRPY_BROKER_TIMEOUT if none comes within `timeout_ms`; -1 waits without limit.
+ * If the broker went away, this looks for it for as long, up to the connection's `reconnect_ms`:
+ * GDRPY_BROKER_UNAVAILABLE if there is none, or if one does not answer within the connection's
+ * `timeout_ms`. The next call looks again.
  */
 int gdrpy_watch_next(struct gdrpy_watch *watch, int timeout_ms, struct gdrpy_event *event);
 

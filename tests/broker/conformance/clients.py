@@ -115,6 +115,11 @@ class Client:
         self.send("create", *new(name, nbytes, **fields))
         return self.answer()
 
+    def await_sleep(self) -> None:
+        """Wait until it has obeyed all commands, or waits for something."""
+        while Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] != "S":
+            pass
+
     def descriptors(self) -> list[Path]:
         """Its open descriptors, without the standard streams."""
         return [fd for fd in Path(f"/proc/{self.pid}/fd").iterdir() if int(fd.name) > 2]

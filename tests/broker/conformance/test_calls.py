@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,36 @@ class TestRelease:
         peer.release(handle)
         peer.list("")
         assert client.ok("status")["regions"] == 0
+
+    def test_of_all_to_a_broker_that_is_busy_for_too_long_ends_them(
+        self, start_client, broker, client
+    ):
+        peer = start_client(broker.path, timeout=0.5)
+        handles = [peer.allocate(None)["handle"] for _ in range(800)]
+        os.kill(broker.pid, signal.SIGSTOP)
+        try:
+            for handle in handles:
+                peer.send("release", handle)
+            for _ in handles:
+                peer.answer()
+        finally:
+            os.kill(broker.pid, signal.SIGCONT)
+        while client.ok("status")["leases"]:
+            pass
+
+    def test_of_many_to_a_broker_that_is_busy_needs_no_other_call(self, peer, broker, client):
+        handles = [peer.allocate(None)["handle"] for _ in range(800)]
+        os.kill(broker.pid, signal.SIGSTOP)
+        try:
+            for handle in handles:
+                peer.send("release", handle)
+            peer.await_sleep()
+        finally:
+            os.kill(broker.pid, signal.SIGCONT)
+        for _ in handles:
+            peer.answer()
+        while client.ok("status")["leases"]:
+            pass
 
 
 class TestClose:

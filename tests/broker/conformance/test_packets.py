@@ -9,7 +9,7 @@ import pytest
 from msgspec.msgpack import encode
 
 from conformance.clients import Refused, refusal
-from fake_server import described, grant
+from fake_server import LIFE, described, grant
 from gdrpy.broker import unix
 from gdrpy.broker.replies import ERRORS
 from gdrpy.memory.file import create_export
@@ -53,6 +53,13 @@ class TestRefusal:
 
         refused = refusal(start_client().connect, fake(refuse), 5000, 0)
         assert (refused.name, refused.text) == ("QuotaExceeded", "256 connections")
+
+    def test_of_a_greeting_without_a_session_names_it(self, start_client, fake):
+        def greet(peer):
+            peer.reply(peer.take("hello"), version=1, life=LIFE)
+
+        refused = refusal(start_client().connect, fake(greet), 5000, 0)
+        assert (refused.name, "session" in refused.text) == ("ProtocolError", True)
 
     def test_of_another_version_names_both(self, start_client, fake):
         refused = refusal(start_client().connect, fake(lambda peer: peer.hello(version=2)), 5000, 0)

@@ -197,6 +197,83 @@ class TestResume:
         client = start_client(fake(first, second))
         assert client.get("a", 0)["number"] == 7
 
+    def test_that_is_refused_is_made_again_from_the_same_session(self, start_client, fake):
+        def first(peer):
+            peer.hello()
+            give(peer, 7)
+            peer.take("delete")
+
+        def refuse(peer):
+            peer.hello(session=2)
+            request = peer.take("resume")
+            assert request["session"] == 1
+            peer.reply(request, error="QuotaExceeded", message="resume: too many leases")
+            peer.until_closed()
+
+        def last(peer):
+            resume(peer, [[7, True, False]], session=3)
+            peer.reply(peer.take("delete"))
+            peer.until_closed()
+
+        client = start_client(fake(first, *[refuse] * 5, last))
+        handle = client.get("a", 0)["handle"]
+        before = len(client.descriptors())
+        for _ in range(5):
+            assert refusal(client.delete, "b").name == "QuotaExceeded"
+            assert len(client.descriptors()) == before - 1
+        client.delete("b")
+        client.check(handle)
+
+    def test_without_a_reply_keeps_the_latest_sessions(self, start_client, fake):
+        def first(peer):
+            peer.hello()
+            give(peer, 7)
+            peer.take("delete")
+
+        def silent(session):
+            def play(peer):
+                peer.hello(session=session)
+                peer.take("resume")
+                peer.until_closed()
+
+            return play
+
+        def last(peer):
+            peer.hello(session=20)
+            for session in range(5, 20):
+                request = peer.take("resume")
+                assert request["session"] == session
+                peer.reply(request, lost=[7] if session < 19 else [])
+            peer.reply(peer.take("delete"))
+            peer.until_closed()
+
+        client = start_client(fake(first, *map(silent, range(2, 20)), last), timeout=0.25)
+        handle = client.get("a", 0)["handle"]
+        before = len(client.descriptors())
+        for _ in range(2, 20):
+            assert refusal(client.delete, "b").name == "Timeout"
+        assert len(client.descriptors()) == before - 1 + 16
+        client.delete("b")
+        client.check(handle)
+        assert len(client.descriptors()) == before
+
+
+class TestClose:
+    def test_gives_leases_back_before_the_connection_ends(self, start_client, fake):
+        def play(peer):
+            peer.hello()
+            give(peer, 7, 8)
+            released.extend(peer.take("release")["regions"])
+            peer.until_closed()
+
+        released: list[int] = []
+        client = start_client(fake(play))
+        for name in "ab":
+            client.get(name, 0)
+        client.close()
+        client.finish()
+        assert sorted(released) == [7, 8]
+
 
 class TestRepetition:
     @pytest.mark.parametrize("answers", ["done", "NotFound"])

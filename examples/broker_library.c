@@ -45,6 +45,10 @@ int main(int count, char **words)
 	wanted.name = words[1];
 	check(gdrpy_broker_connect(NULL, 10000, 5000, &broker));
 	check(gdrpy_broker_allocate(broker, &wanted, 0, &region)); /* made, or found */
+	if (region->readonly) {
+		fprintf(stderr, "%s is read-only here: sealed, or another user's\n", words[1]);
+		return 1;
+	}
 	check(gdrpy_region_map(region, &memory));
 	memcpy(memory, words[2], strlen(words[2]));
 	printf("%s: version %llu, %llu bytes, written\n", region->name,

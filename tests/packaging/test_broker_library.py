@@ -153,7 +153,14 @@ class TestInstall:
 
     def test_is_undone_by_make_uninstall(self, make, installed, tmp_path):
         make("uninstall-broker", "PREFIX=/usr", f"DESTDIR={tmp_path}")
-        assert [path for path in installed.rglob("*") if not path.is_dir()] == []
+        assert set(installed.rglob("*")) == {installed / "lib", installed / "include"}
+
+    def test_is_undone_but_for_the_files_of_others(self, make, installed, tmp_path):
+        others = {installed / "lib/pkgconfig/other.pc", installed / "include/gdrpy/other.h"}
+        for other in others:
+            other.touch()
+        make("uninstall-broker", "PREFIX=/usr", f"DESTDIR={tmp_path}")
+        assert {path for path in installed.rglob("*") if not path.is_dir()} == others
 
     def test_is_built_in_the_package_with_its_pkg_config_file(self, need, tmp_path):
         need("pkg-config")

@@ -53,6 +53,18 @@ class TestExample:
         )
         assert done.returncode == 1
         assert done.stderr.startswith("BrokerUnavailable: connect: no broker answers at ")
+        broker.seal("greeting")
+        done = subprocess.run(
+            [tmp_path / "greet", "greeting", "thrice"],
+            env={"GDRPY_SOCKET": broker.socket, "LD_LIBRARY_PATH": _library_path()},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (
+            1,
+            "greeting is read-only here: sealed, or another user's\n",
+        )
         broker.delete("greeting")
 
     def test_is_as_short_as_a_page(self):

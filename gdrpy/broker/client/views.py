@@ -8,12 +8,12 @@ from weakref import ref
 
 from gdrpy.broker.client.connection import Lease
 from gdrpy.errors import Closed
+from gdrpy.memory.gpu import memory_at
 from gdrpy.memory.memory import Memory
 from gdrpy.memory.view import Mapping
 
-#: The views, by id(): memory with a GPU view, or the CPU view of other memory; and their memory.
-#: Dicts need no lock for that.
-_known: dict[int, tuple[ref[Memory | Mapping], ref[Memory]]] = {}
+#: The CPU views of memory without a GPU view, by id(), and their memory. It needs no lock.
+_known: dict[int, tuple[ref[Mapping], ref[Memory]]] = {}
 
 
 class Found(NamedTuple):
@@ -28,11 +28,10 @@ class Found(NamedTuple):
 
 
 def remember(memory: Memory, cpu: Mapping | None) -> None:
-    """Have :func:`lease_at` find the memory of a lease by its GPU view, else by its CPU view."""
-    view = cpu if memory.ptr is None else memory
-    if view is not None:
-        number = id(view)
-        _known[number] = ref(view, lambda _: _known.pop(number, None)), ref(memory)
+    """Have :func:`lease_at` find the memory of a lease by its CPU view, if it has no GPU view."""
+    if cpu is not None and memory.ptr is None:
+        number = id(cpu)
+        _known[number] = ref(cpu, lambda _: _known.pop(number, None)), ref(memory)
 
 
 def lease_at(address: int, nbytes: int) -> Found | None:
@@ -40,22 +39,20 @@ def lease_at(address: int, nbytes: int) -> Found | None:
 
     Its object may be gone: arrays of other libraries keep the memory and its lease.
     """
-    for one, memory in list(_known.values()):
-        view, kept = one(), memory()
-        if view is None or kept is None or kept._forked() or view.closed:
+    memory, offset = memory_at(address, nbytes) or _mapped_at(address, nbytes) or (None, 0)
+    if memory is None or memory.closed or memory.detached:
+        return None
+    lease = memory.source
+    return Found(memory, lease, offset) if isinstance(lease, Lease) and not lease.lost else None
+
+
+def _mapped_at(address: int, nbytes: int) -> tuple[Memory, int] | None:
+    for one, kept in list(_known.values()):
+        view, memory = one(), kept()
+        if view is None or memory is None or memory._forked():
             continue
-        with suppress(Closed):  # another thread has closed it
-            start, size = _range(view)
-            lease = kept.source
-            if isinstance(lease, Lease) and not lease.lost and start <= address:
-                offset = address - start
-                if offset + nbytes <= size:
-                    return Found(kept, lease, offset)
+        with suppress(Closed):
+            offset = address - view.address
+            if 0 <= offset <= view.nbytes - nbytes:
+                return memory, offset
     return None
-
-
-def _range(view: Memory | Mapping) -> tuple[int, int]:
-    if isinstance(view, Mapping):
-        return view.address, view.nbytes
-    assert view.ptr is not None
-    return view.ptr, view.size

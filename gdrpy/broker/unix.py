@@ -18,7 +18,7 @@ MAX_FDS = 253
 #: Groups of a peer, at most: some more than a Windows domain gives a user.
 MAX_GROUPS = 1024
 
-_CREDENTIALS = struct.Struct("3i")
+_CREDENTIALS = struct.Struct("iII")
 _TIMEVAL = struct.Struct("ll")
 #: Bytes of a memory file that is freed within some 10 us.
 SMALL = 256 << 10

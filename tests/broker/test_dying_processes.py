@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from gdrpy.broker.server import loop, peers
+from gdrpy.broker.server import loop, orphans, peers
 from gdrpy.broker.server.peers import is_ending
+from gdrpy.broker.server.rights import Identity
+from gdrpy.broker.server.table import Session
 from rawclient import RawClient
 from threaded import in_thread
 
@@ -157,12 +159,48 @@ class TestLease:
             holder.kill()
             assert until_without(other) == 0
 
+    @pytest.mark.parametrize("holder", [5], indirect=True)
+    def test_of_a_dying_process_is_kept_for_so_many_connections(self, path, holder, monkeypatch):
+        monkeypatch.setattr(loop, "is_ending", lambda who: True)
+        monkeypatch.setattr(orphans, "PROCESS_CONNECTIONS", 3)
+        with RawClient(path) as other:
+            assert holder.stdout.readline() == "holds\n"
+            step(holder, "closed")
+            deadline = time.monotonic() + 20
+            while writers(other) != 3 and time.monotonic() < deadline:
+                time.sleep(0.001)
+            assert [writers(other) for _ in range(20)] == [3] * 20
+            holder.kill()
+            assert until_without(other) == 0
+
     def test_of_a_killed_process_ends(self, path, holder):
         with RawClient(path) as other:
             assert holder.stdout.readline() == "holds\n"
             assert writers(other) == 1
             holder.kill()
             assert until_without(other) == 0
+
+
+class TestNumber:
+    def test_is_made_of_pid_and_start_where_the_kernel_has_no_other(self, monkeypatch):
+        own = os.pidfd_open(os.getpid())
+        monkeypatch.setattr(peers, "_anonymous", lambda: os.fstat(own).st_dev)
+        number = peers.process_number(own, os.getpid())
+        assert number == peers.start_time(os.getpid()) << 22 | os.getpid()
+        assert peers.process_number(own, 0) == 0  # in another namespace
+        os.close(own)
+
+    @pytest.mark.parametrize(("later", "known"), [(0, True), (1, False)])
+    def test_takes_the_place_of_the_start_that_earlier_brokers_noted(self, later, known):
+        started = peers.start_time(os.getpid()) + later
+        session = Session(1, Identity(os.getpid(), started, 0, 0, frozenset()))
+        processes = orphans.Processes(lambda key, fd: None, lambda key: None)
+        processes.recover([session], {})
+        assert (processes.descriptor(session) is not None) == known
+        if known:
+            number = peers.process_number(processes.descriptor(session), os.getpid())
+            assert session.identity.process == number
+        processes.close()
 
 
 class TestEnding:

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,9 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="making namespaces nee
 class Container:
     """A command in namespaces of its own."""
 
-    def __init__(self, path: str, *command: str) -> None:
+    def __init__(self, path: str, *command: str, namespaces: Sequence[str] = NAMESPACES) -> None:
         self.process = subprocess.Popen(
-            [*NAMESPACES, sys.executable, *command],
+            [*namespaces, sys.executable, *command],
             env=os.environ | {"GDRPY_SOCKET": path, "GDRPY_SIM": "1"},
             cwd=Path(__file__).parent,
             stdin=subprocess.PIPE,
@@ -80,8 +80,8 @@ def start(path: str) -> Iterator[Callable[..., Container]]:
     """Starts a command in a container."""
     started: list[Container] = []
 
-    def start(*command: str) -> Container:
-        started.append(Container(path, *command))
+    def start(*command: str, **options: Any) -> Container:
+        started.append(Container(path, *command, **options))
         return started[-1]
 
     yield start
@@ -93,12 +93,12 @@ def start(path: str) -> Iterator[Callable[..., Container]]:
 def serve(start: Callable[..., Container], path: str) -> Callable[..., Container]:
     """Starts a broker beside a keeper that outlives it, each in a container."""
 
-    def serve(*options: str) -> Container:
+    def serve(*options: str, **more: Any) -> Container:
         if not Path(f"{path}.keeper").exists():
             start("-m", "gdrpy.broker.server.keeper", f"{path}.keeper", "inf")
             while not Path(f"{path}.keeper").exists():
                 os.sched_yield()
-        broker = start("-m", "gdrpy", "serve", "--json", "--socket", path, *options)
+        broker = start("-m", "gdrpy", "serve", "--json", "--socket", path, *options, **more)
         assert json.loads(broker.line())["socket"] == path
         return broker
 
@@ -149,6 +149,39 @@ class TestContainers:
             leases_become(outside, 1)
             other.run("assert broker.status()['leases'] == 1", "assert region.info().region")
             other.kill()
+            leases_become(outside, 0)
+
+    def test_keep_their_leases_when_the_broker_moves_out_of_its_container_and_back(
+        self, serve, client, path
+    ):
+        broker = serve()
+        one = client()
+        one.run("region = broker.allocate(None, 9, 'cpu')", "region.write(b'anonymous')")
+        for namespaces in ((), NAMESPACES):
+            broker.kill()
+            broker = serve(namespaces=namespaces)
+            one.run("assert region.info().writers == 1", "assert region.read() == b'anonymous'")
+        one.kill()
+        with gdrpy.connect(path) as outside:
+            leases_become(outside, 0)
+
+    def test_give_their_regions_back_when_they_close_amid_a_call(self, serve, client, path):
+        serve()
+        code = """
+import asyncio
+from gdrpy import aio
+async def work():
+    async with await aio.connect() as broker:
+        kept.append(await broker.allocate(None, 1, 'cpu'))
+        call = asyncio.create_task(broker.status())
+        await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+kept = []
+asyncio.run(work())
+"""
+        client().run(f"exec({code!r})")
+        with gdrpy.connect(path) as outside:
             leases_become(outside, 0)
 
     def test_give_their_regions_back_when_they_close_them_or_are_killed(self, serve, client, path):

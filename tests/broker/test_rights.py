@@ -25,7 +25,8 @@ import pytest
 
 import gdrpy
 from brokers import BROKER_UID, Broker, Template, running
-from gdrpy.broker.server.rights import UserMap, identity_of
+from gdrpy.broker.server import rights
+from gdrpy.broker.server.rights import Identity, UserMap, identity_of
 from gdrpy.broker.server.table import Session, Table
 from gdrpy.broker.unix import MAX_GROUPS
 from gdrpy.cli import main
@@ -221,6 +222,26 @@ class TestUserInManyGroups:
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with here, there:
             assert identity_of(here, users).uid == 7
+
+    def test_that_all_unknown_users_have_is_no_users(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(rights, "nobody", lambda kind="uid": 65534)
+        assert UserMap(((60000, 1000, 5535),))(65534) == 65534
+        monkeypatch.setattr(os, "geteuid", lambda: 65534)
+        assert rights.privileged_users() == {0}
+        assert not Identity(1, 2, 65534, 65534, frozenset()).privileged
+
+    def test_is_the_same_process_only_if_it_can_be_told(self) -> None:
+        one = Identity(5, 7, 1, 1, frozenset([2]))
+        assert one.is_same(Identity(0, 7, 1, 1, frozenset([2])))  # in another namespace
+        for other in (
+            Identity(5, 8, 1, 1, frozenset([2])),
+            Identity(5, 7, 3, 1, frozenset([2])),
+            Identity(5, 7, 1, 3, frozenset([2])),
+            Identity(5, 7, 1, 1, frozenset()),
+        ):
+            assert not one.is_same(other)
+        unknown = Identity(0, 0, 1, 1, frozenset())
+        assert not unknown.is_same(unknown)
 
     def test_shares_them_among_connections_and_sessions(self) -> None:
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

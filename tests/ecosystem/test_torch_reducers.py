@@ -73,6 +73,7 @@ def other() -> Iterator[Worker]:
 def reducers() -> Iterator[gdrpy.torch.Reducers]:
     with gdrpy.torch.install_reducers() as installed:
         yield installed
+        installed.discard()  # what a test did not receive
 
 
 @pytest.fixture(scope="module")

@@ -202,11 +202,15 @@ class Connection:
     def close(self) -> None:
         """Disconnect for good, which ends every lease."""
         self._closed = True
-        returned = {key: lease[0] for key, lease in self.leases.items()}
+        regions = [lease[0] for lease in self.leases.copy().values()]
         self.leases.clear()
-        if self.ready:  # a broker that cannot see this process would wait for its end
-            self.returned.update(returned)
-            self._send_returned()
+        # Else a broker that cannot see this process waits for its end.
+        regions += self.returned.copy().values()
+        for first in range(0, len(regions), BATCH_LIMIT):
+            batch = regions[first : first + BATCH_LIMIT]
+            held = [region for region in batch if region >= 0]
+            awake = [~region for region in batch if region < 0]
+            self.transport.send_last(requests.encode(requests.Release(held, [], awake)))
         self.transport.close()
 
     async def ask(

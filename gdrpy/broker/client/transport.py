@@ -17,6 +17,7 @@ import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from threading import Lock
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from weakref import ref
@@ -177,6 +178,13 @@ class Transport(ABC):
             self._sock = None
             while len(self._left) > SESSIONS_LIMIT:
                 self._left.pop(0).close()
+
+    def send_last(self, packet: bytes) -> None:
+        """Send by all sockets, without waiting, before they are closed."""
+        for sock in (self._sock, *self._left):
+            if sock is not None:
+                with suppress(OSError):
+                    sock.send(packet, _DONT_WAIT)
 
     def forget(self) -> None:
         """Close the sockets that were left."""

@@ -58,8 +58,8 @@ class Door:
         self._users = users
         self._user_map = user_map
         self._let_in = let_in
-        #: By user, pid and number.
-        self._of_process: dict[tuple[int, int, int], int] = {}
+        #: By user and number.
+        self._of_process: dict[tuple[int, int], int] = {}
         self._accepting = False
         #: Connections that are checked again before they are refused.
         self.late: deque[tuple[socket.socket, Identity]] = deque()
@@ -206,8 +206,8 @@ def _reason(error: OSError) -> str:
     return f"the broker cannot serve this connection: {error.strerror}"
 
 
-def _process(who: Identity) -> tuple[int, int, int]:
-    return who.uid, who.pid, who.process
+def _process(who: Identity) -> tuple[int, int]:
+    return who.uid, who.process
 
 
 def _is_gone(sock: socket.socket) -> bool:

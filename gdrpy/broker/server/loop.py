@@ -458,7 +458,10 @@ class Server:
     def _read(self, connection: ServerConnection) -> None:
         """Read a request, and do as much of it as fits a turn."""
         try:
-            size = connection.sock.recv_into(self._buffer)
+            try:
+                size = connection.sock.recv_into(self._buffer)
+            except ConnectionResetError:  # it left replies unread; what it sent is still here
+                size = connection.sock.recv_into(self._buffer)
         except BlockingIOError:
             return
         except OSError:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
-from gdrpy.broker.server.peers import is_over, peer_process, process_number
-from gdrpy.broker.server.quotas import DescriptorReserve
+from gdrpy.broker.server.peers import is_over, peer_process, process_number, start_time
+from gdrpy.broker.server.quotas import PROCESS_CONNECTIONS, DescriptorReserve
 from gdrpy.broker.server.rights import Identity
 from gdrpy.broker.server.table import Session
 from gdrpy.errors import OutOfMemory
@@ -49,9 +49,9 @@ class Processes:
 
     def hold(self, session: Session) -> None:
         """Know the process of a session, which gets a lease, until the session has ended."""
-        if session.number in self._of_session or session.sock is None:
-            return
         who = session.identity
+        if session.number in self._of_session or session.sock is None or not who.process:
+            return
         process = self._by_key.get(_key(who)) or self._opened(who, session.sock)
         if process is not None:
             self._count(session, process)
@@ -64,12 +64,15 @@ class Processes:
         with suppress(OSError), ExitStack() as undo:
             fd = peer_process(sock)
             undo.callback(os.close, fd)
-            admitted = self._descriptors.admits(fd, who.uid, self._of_user[who.uid])
-            if admitted and process_number(fd, who.pid) == who.process:
+            has = self._of_user[who.uid]
+            room = has < self._descriptors.of_user and self._descriptors.admits(fd, who.uid, has)
+            if room and process_number(fd, who.pid) == who.process:
                 made = self._known(who, fd)
                 undo.pop_all()
-                with suppress(OSError, OutOfMemory):  # its leases end with the broker then
+                try:
                     self._hold(_key(who), fd)
+                except (OSError, OutOfMemory) as error:
+                    log.warning("leases of process %d end with the broker: %s", who.pid, error)
                 return made
         return None
 
@@ -81,9 +84,12 @@ class Processes:
     def recover(self, sessions: Iterable[Session], found: dict[str, int]) -> None:
         """Take the descriptors of an earlier broker's sessions out of those of the store."""
         for session in sessions:
-            key = _key(session.identity)
-            if key not in self._by_key and key in found:
-                self._known(session.identity, found.pop(key))
+            who = session.identity
+            if _key(who) not in self._by_key:
+                fd = found.pop(_key(who), None) or _by_start(who)
+                if fd is not None:
+                    self._known(who, fd)
+            key = _key(who)
             if key in self._by_key:
                 self._count(session, self._by_key[key])
 
@@ -118,7 +124,22 @@ class Processes:
 
 
 def _key(who: Identity) -> str:
-    return f"p{who.pid:x}.{who.process:x}"
+    return f"p{who.process:x}"
+
+
+def _by_start(who: Identity) -> int | None:
+    """A descriptor of a process that a broker noted by its start, as they did before 0.2.0.
+
+    It gets its number of today.
+    """
+    with suppress(OSError), ExitStack() as undo:
+        fd = os.pidfd_open(who.pid)
+        undo.callback(os.close, fd)
+        if start_time(who.pid) == who.process:
+            who.process = process_number(fd, who.pid)
+            undo.pop_all()
+            return fd
+    return None
 
 
 class Orphans:
@@ -146,6 +167,8 @@ class Orphans:
         if fd is None or is_over(fd) or not self._watches(fd):
             self._end(session)
             return
+        if len(self._of[fd]) >= PROCESS_CONNECTIONS:
+            self.resumed(next(iter(self._of[fd])))
         self._of[fd][session.number] = session
         self._fds[session.number] = fd
         if seconds < math.inf:
@@ -164,7 +187,8 @@ class Orphans:
         """Handle an event of a descriptor; returns whether it was a process's, which has ended."""
         if fd not in self._of:
             return False
-        for number in list(self._of[fd]):
+        # An event of the same poll may be of an earlier descriptor with this number.
+        for number in list(self._of[fd]) if is_over(fd) else ():
             self.resumed(number)
         return True
 
@@ -187,11 +211,11 @@ class Orphans:
         return self._due[0][0] - time.monotonic() if self._due else math.inf
 
     def give_up(self) -> None:
-        """End those that are late. Their clients may live, but have released their regions while
+        """End those that are late. Their clients may live, but have given up their regions while
         no broker ran, or by closing their connection.
         """
         ended = 0
         while self.patience() <= 0:
             self.resumed(self._due[0][1])
             ended += 1
-        log.info("ended %d sessions: their clients did not resume them in time", ended)
+        log.info("ended %d sessions: their clients neither resumed them nor ended in time", ended)

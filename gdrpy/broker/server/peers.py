@@ -12,6 +12,8 @@ from gdrpy.broker import unix as _unix
 
 #: Source: asm-generic/socket.h, since Linux 6.5. It gives a descriptor of the peer's process.
 _SO_PEERPIDFD = 77
+#: Bits of a process's number. Source: PID_MAX_LIMIT of the kernel's threads.h.
+_PID_BITS = 22
 #: A flag of the kernel's processes.
 _EXITING = 0x4
 #: Threads that are asked for that flag: more would take the broker's time.
@@ -32,12 +34,16 @@ def peer_process(sock: socket.socket) -> int:
 
 
 def process_number(process: int, pid: int) -> int:
-    """What tells a process from all others: its inode, or before Linux 6.9 when it started.
+    """What tells a process from all others, by its descriptor; 0 if nothing does.
 
-    ``process`` is a descriptor. Raises OSError if descriptors are used up.
+    It is the descriptor's inode. Before Linux 6.9 it is made of the process's number and its start,
+    which a process of another namespace does not have. Raises OSError if descriptors are used up.
     """
     found = os.fstat(process)
-    return start_time(pid) if found.st_dev == _anonymous() else found.st_ino
+    if found.st_dev != _anonymous():
+        return found.st_ino
+    started = start_time(pid)
+    return started << _PID_BITS | pid if started else 0
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from gdrpy import cuda
 from gdrpy.broker.protocol import CPU_DEVICE
 from gdrpy.broker.server import memory
-from gdrpy.broker.server.rights import Identity
+from gdrpy.broker.server.rights import Identity, privileged_users
 from gdrpy.broker.server.table import Table
 from gdrpy.common.sizes import told_size
 from gdrpy.errors import InvalidRequest, NotFound, OutOfMemory, QuotaExceeded, TooLarge
@@ -143,7 +143,7 @@ class DescriptorReserve:
 
     def __init__(self) -> None:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._privileged = (0, os.geteuid())
+        self._privileged = privileged_users()
         #: Connections that a user may have.
         self.of_user = min(USER_CONNECTIONS, limit // 4)
         self._own = limit - min(16, limit // 8)

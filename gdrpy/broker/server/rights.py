@@ -36,7 +36,9 @@ class UserMap:
     ranges: tuple[tuple[int, int, int], ...] = ()
 
     def __call__(self, number: int) -> int:
-        """The number that counts."""
+        """The number that counts. That of all users who have none here stays."""
+        if number == nobody():
+            return number
         for first, counted, many in self.ranges:
             if first <= number < first + many:
                 return counted + number - first
@@ -46,7 +48,7 @@ class UserMap:
 class Identity(msgspec.Struct):
     """A process as the kernel describes it.
 
-    ``pid`` is 0 in another namespace; ``process`` tells it from all others with its pid.
+    ``pid`` is 0 in another namespace; ``process`` tells it from all others, unless it is 0.
     """
 
     pid: int
@@ -58,7 +60,12 @@ class Identity(msgspec.Struct):
     privileged: bool = False
 
     def __post_init__(self) -> None:
-        self.privileged = self.uid in (0, os.geteuid())
+        self.privileged = self.uid in privileged_users()
+
+    def is_same(self, other: Identity) -> bool:
+        """Whether both are the same process, as the same user."""
+        ours, theirs = ((one.process, one.uid, one.gid, one.groups) for one in (self, other))
+        return self.process != 0 and ours == theirs
 
 
 def identity_of(sock: socket.socket, users: UserMap) -> Identity:
@@ -79,17 +86,21 @@ def identity_of(sock: socket.socket, users: UserMap) -> Identity:
 
 
 @functools.cache
-def nobody() -> int | None:
-    """The number of all users and groups that the broker's user namespace does not have.
+def nobody(kind: str = "uid") -> int | None:
+    """The number of all users, or groups ("gid"), that the broker's user namespace does not have.
 
     None if it has all. Source: user_namespaces(7).
     """
-    mapped = sum(
-        int(line.split()[2]) for line in Path("/proc/self/uid_map").read_text().splitlines()
-    )
-    if mapped >= 0xFFFFFFFF:
+    lines = Path(f"/proc/self/{kind}_map").read_text().splitlines()
+    if sum(int(line.split()[2]) for line in lines) >= 0xFFFFFFFF:
         return None
-    return int(Path("/proc/sys/kernel/overflowuid").read_text())
+    return int(Path(f"/proc/sys/kernel/overflow{kind}").read_text())
+
+
+def privileged_users() -> set[int]:
+    """Root, and the broker's user unless other users have the same number."""
+    own = os.geteuid()
+    return {0} if own == nobody() else {0, own}
 
 
 def require_somebody(who: Identity, call: str) -> None:
@@ -117,7 +128,7 @@ def allowed(who: Identity, region: Any, wanted: int) -> bool:
     granted: int = region.mode
     if who.uid == region.uid != nobody():
         granted >>= 6
-    elif (region.gid == who.gid or region.gid in who.groups) and region.gid != nobody():
+    elif region.gid != nobody("gid") and (region.gid == who.gid or region.gid in who.groups):
         granted >>= 3
     return granted & wanted == wanted
 

@@ -204,7 +204,9 @@ class Service:
     def _before(self, session: Session, number: int) -> Session | None:
         """The session to resume, if it still exists. Raises InvalidRequest."""
         before = self.table.sessions.get(number)
-        if before is not None and (before is session or before.identity != session.identity):
+        if before is not None and (
+            before is session or not before.identity.is_same(session.identity)
+        ):
             raise errors.InvalidRequest(
                 f"resume: session {number} is not an ended one of this process"
             )

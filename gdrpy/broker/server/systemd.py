@@ -24,7 +24,7 @@ STORE_LIMIT = 6144
 #: Of these, descriptors for journals: the current one, and the next one during compaction.
 _JOURNALS = 2
 #: The names of a broker's descriptors in systemd's store: regions, journals, processes.
-_KEY = re.compile(r"[rj][0-9]+|p[0-9a-f]+\.[0-9a-f]+")
+_KEY = re.compile("[rj][0-9]+|p[0-9a-f]+")
 _FIRST = 3
 #: Seconds that systemd may take to receive a message.
 _PATIENCE = 5.0
@@ -129,7 +129,8 @@ class SystemdStore(Store):
         self._notifier = notifier
         self._kept = kept
         self._journals = {key for key in kept if key.startswith("j")}
-        self._others = set(kept) - self._journals
+        self._processes = {key for key in kept if key.startswith("p")}
+        self._regions = set(kept) - self._journals - self._processes
         self._limit = limit
 
     def recover(self) -> dict[str, int]:
@@ -137,12 +138,15 @@ class SystemdStore(Store):
         return kept
 
     def _like(self, key: str) -> set[str]:
-        """The stored keys of the same kind: journals, or regions and processes."""
-        return self._journals if key.startswith("j") else self._others
+        """The stored keys of the same kind: journals, processes, or regions."""
+        return {"j": self._journals, "p": self._processes}.get(key[0], self._regions)
 
     def hold(self, key: str, fd: int, patience: float = 0.0) -> None:
         held = self._like(key)
-        if held is self._others and key not in held and len(held) >= self._limit - _JOURNALS:
+        room = self._limit - _JOURNALS - len(self._regions) - len(self._processes)
+        if held is self._processes:  # which leave most to regions
+            room = min(room, self._limit // 4 - len(held))
+        if held is not self._journals and key not in held and room <= 0:
             raise Full(errno.ENOSPC, f"systemd keeps {self._limit} descriptors of this service")
         # FDPOLL=0: systemd must not drop a GPU's descriptor because of poll's result.
         self._notifier.tell(f"FDSTORE=1\nFDNAME={key}\nFDPOLL=0", (fd,), patience)

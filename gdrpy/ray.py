@@ -80,9 +80,10 @@ class _Metadata(TensorTransportMetadata):
 class Transport(TensorTransportManager):
     """The transport that :func:`register_transport` registers; Ray makes one in each process.
 
-    Tensors in regions of a broker are shared where they lie. The others are copied, those of an
-    object into one anonymous region for each device. Ray frees that when the object goes out of
-    scope; a receiver's tensors keep its memory for as long as they live, even if the sender dies.
+    Tensors in regions of a broker are shared where they lie. The others, and those in arenas and
+    pools, are copied, those of an object into one anonymous region for each device. Ray frees that
+    when the object goes out of scope; a receiver's tensors keep its memory for as long as they
+    live, even if the sender dies.
     """
 
     def __init__(self) -> None:
@@ -173,8 +174,8 @@ def _share(tensors: list[torch.Tensor]) -> tuple[_Metadata, list[BrokerRegion]]:
         found = lease_at(one.data_ptr(), end - start)
         if start == end:
             places[number] = None, 0
-        elif found is None:
-            others[number] = one
+        elif found is None or found.memory.in_parts:
+            others[number] = one  # an arena would use the memory again while receivers have it
         else:
             source = _source(found.lease, found.memory.ptr is not None)
             places[number] = sources.setdefault(source, len(sources)), found.offset

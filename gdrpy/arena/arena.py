@@ -9,7 +9,7 @@ from gdrpy._core._mapping import alone
 from gdrpy.arena.blocks import Blocks
 from gdrpy.arrays.shown import Shown
 from gdrpy.common.arguments import as_range
-from gdrpy.common.resource import Hold
+from gdrpy.common.resource import Hold, Parts
 from gdrpy.common.sizes import counted, told_size
 from gdrpy.errors import OutOfMemory
 from gdrpy.memory.memory import ATTACH
@@ -53,7 +53,7 @@ class Arena(Blocks):
         ptr = region.ptr + start
         region._check_writable("Arena")
         assert region.device is not None
-        hold = Hold(region._memory, lasting=True)
+        hold = Hold(region._memory, Parts)
         super().__init__(ptr, size, region.device, hold.end)
         self.region = region
         self.offset = start

@@ -16,7 +16,7 @@ from gdrpy.common import dlpack
 from gdrpy.common.arguments import as_int, as_range, is_of
 from gdrpy.common.dlpack import CUDA, HOST, View
 from gdrpy.common.dtypes import as_dtype
-from gdrpy.common.resource import Closing, Hold
+from gdrpy.common.resource import Closing, Hold, Lasting
 from gdrpy.copies import dma
 from gdrpy.errors import Closed, MissingView, ReadOnly
 from gdrpy.memory import vmm
@@ -334,7 +334,7 @@ class Array(Closing, _mapping.Buffer):
         if not self._aligned:
             raise BufferError(f"Array.__dlpack__: {self._misplaced()}")
         if region._has_gpu_view and device == self.__dlpack_device__():
-            owner = Hold(region._memory, lasting=True)
+            owner = Hold(region._memory, Lasting)
             return View(self.ptr, device, self.shape, self._kind, self.readonly, owner)
         if device == HOST and region._has_cpu_view:
             cpu = region.cpu

@@ -151,6 +151,11 @@ class Owner(Resource):
         """The number of users that hold it."""
         return len(self._users)
 
+    @property
+    def in_parts(self) -> bool:
+        """Whether parts of it are handed out, which are used again once they are free."""
+        return any(isinstance(user, Parts) for user in tuple(self._users))
+
     def _release(self) -> None:
         if not self._users:
             self._give_back()
@@ -175,6 +180,10 @@ class Lasting:
     """A user that may stay while the memory is detached: it comes back at the same addresses."""
 
 
+class Parts(Lasting):
+    """One that uses parts of the memory again: an arena, or the sender of a part."""
+
+
 class Hold:
     """A user of an owner, until the end of a ``with`` block or until it is dropped.
 
@@ -184,8 +193,8 @@ class Hold:
     _owner: Owner | None = None
     _finalizing = staticmethod(sys.is_finalizing)
 
-    def __init__(self, owner: Owner, *, lasting: bool = False) -> None:
-        self._use = Lasting() if lasting else object()
+    def __init__(self, owner: Owner, kind: type = object) -> None:
+        self._use = kind()
         owner.hold(self._use)
         self._owner = owner
 

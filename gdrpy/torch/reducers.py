@@ -25,7 +25,7 @@ from gdrpy.common import dlpack
 from gdrpy.common.arguments import as_path
 from gdrpy.common.dlpack import CUDA, HOST, Device, View
 from gdrpy.common.dtypes import DTYPES
-from gdrpy.common.resource import Hold
+from gdrpy.common.resource import Hold, Parts
 from gdrpy.errors import BrokerUnavailable, Closed, Gone, PermissionDenied
 from gdrpy.memory import reclaim
 from gdrpy.memory.choice import open_export
@@ -368,7 +368,7 @@ def _made(sent: _Sent, slot: _Slot, key: tuple[Any, ...]) -> torch.UntypedStorag
         inbox.take(slot.number, slot.token)
         undo.callback(inbox.end, slot.number)
         memory = _memory(sent)
-        use = _Use(Hold(memory, lasting=True), memory, inbox, slot)
+        use = _Use(Hold(memory, Parts), memory, inbox, slot)
         undo.forget()
     _uses[key] = use
     _watcher.wake()

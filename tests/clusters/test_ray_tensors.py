@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 
 import gdrpy
+import gdrpy.ray
 import ray_tensor_programs as programs
+from gdrpy.broker import temporary
 
 ROW = [4.0, 5.0, 6.0, 7.0]
 
@@ -23,6 +26,18 @@ class TestTensorInARegion:
 
     def test_stays_there_when_a_receiver_passes_it_on(self, ray_cluster):
         assert ray_cluster(programs.pass_on) == ([3.0] * 4, [3.0] * 8, 1)
+
+    def test_is_copied_if_an_arena_could_use_its_memory_again(self, monkeypatch):
+        with temporary() as path, gdrpy.connect(path) as broker, broker.allocate(None, 64) as one:
+            monkeypatch.setenv("GDRPY_SOCKET", path)
+            tensor = torch.from_dlpack(one.array((4,), "F32")).fill_(1)
+            told, copies = gdrpy.ray._share([tensor])
+            assert ([source.region for source in told.sources], copies) == ([one.id], [])
+            with gdrpy.Arena(one):
+                told, copies = gdrpy.ray._share([tensor])
+            assert [source.region for source in told.sources] == [copies[0].id] != [one.id]
+            assert copies[0].read(16) == one.read(16)
+            del tensor
 
 
 class TestTensorsOfTorchsMemory:

@@ -6,6 +6,7 @@ import gc
 import os
 import pickle
 import sys
+import time
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -47,11 +48,23 @@ def keep(*things: Any) -> None:
     kept.extend(things)
 
 
-def drop() -> int:
-    """Drop everything; how much memory of GPUs this process has mapped then."""
+def drop() -> None:
+    """Drop everything."""
     kept.clear()
     gc.collect()
     reducers._outboxes.collect()
+
+
+def dropped() -> int:
+    """Drop everything; how much memory of GPUs this process has mapped when others are done, too.
+
+    It is 0, or this waits for 20 seconds: no event tells that the last one is.
+    """
+    drop()
+    deadline = time.monotonic() + 20
+    while mapped() and time.monotonic() < deadline:
+        time.sleep(0.001)
+        reducers._look()
     return mapped()
 
 

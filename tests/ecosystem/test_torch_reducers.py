@@ -137,7 +137,7 @@ class TestTensor:
         region.write(bytes(12), 64)
         assert came.tolist() == [0, 0, 0]
         del came
-        assert worker.ask(children.drop) == 0
+        assert worker.ask(children.dropped) == 0
 
     def test_that_comes_back_has_the_storage_that_it_had(self, worker, region):
         tensor = tensor_in(region, 4)
@@ -147,11 +147,11 @@ class TestTensor:
 
     def test_shares_its_storage_and_one_mapping_with_others(self, worker, region):
         one, two = tensor_in(region, 5, 5), tensor_in(region, 3, offset=4096)
-        assert worker.ask(children.drop) == 0
+        assert worker.ask(children.dropped) == 0
         assert worker.ask(children.storages, one, one[2], one[:, 1], two) == (2, 1)
         worker.ask(children.keep, one)
         assert worker.ask(children.storages, one.t(), two) == (2, 1)
-        assert worker.ask(children.drop) == 0
+        assert worker.ask(children.dropped) == 0
 
     def test_keeps_its_region_when_it_is_dropped(self, worker, region, request):
         tensor = tensor_in(region, 3)
@@ -190,6 +190,7 @@ class TestTensor:
             assert children.look(came) == children.look(tensor)
 
     def test_of_a_read_only_region_is_read_only_there(self, worker, broker):
+        assert worker.ask(children.dropped) == 0
         with broker.put("sealed", torch.arange(3.0), seal=True) as sealed:
             tensor = torch.from_dlpack(sealed)
             assert worker.ask(children.storages, tensor) == (1, 1)

@@ -60,6 +60,8 @@ _LOOK_EACH = 5e-5
 #: Seconds for which the leases of a process in another namespace stay after its connection, unless
 #: it ends: the broker cannot see whether it exits or lives on.
 _UNSEEN = 10.0
+#: Packets that such a process sent before it closed its connection, and that are read.
+_LAST_WORDS = 64
 
 _IN, _OUT, _END = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
 _decode = msgspec.msgpack.Decoder(requests.AnyRequest).decode
@@ -389,8 +391,38 @@ class Server:
         connection.forget()
         if connection.session is not None:
             del self._of_session[connection.session.number]
-            self._orphans.keep(connection.session, self._seconds_left(connection.session))
+            seconds = self._seconds_left(connection.session)
+            if seconds == _UNSEEN:
+                work = self._leaving(connection.session, self._last_words(connection))
+                self._go_on_in_turns(connection.uid, work, self._turns.add)
+            else:
+                self._orphans.keep(connection.session, seconds)
         self._leave(connection)
+
+    def _last_words(self, connection: ServerConnection) -> list[requests.Release]:
+        """The leases that a client gave back before it closed its connection."""
+        words = []
+        for _ in range(_LAST_WORDS):
+            try:
+                size = connection.sock.recv_into(self._buffer)
+            except ConnectionResetError:  # it left replies unread; what it sent is still here
+                continue
+            except OSError:
+                break
+            if not size:
+                break
+            with contextlib.suppress(*UNDECODABLE):
+                request = _decode(self._view[:size])
+                if isinstance(request, requests.Release):
+                    words.append(request)
+        return words
+
+    def _leaving(self, session: Session, words: list[requests.Release]) -> Iterator[object]:
+        """The turns in which a session gives leases back, and is kept with the others."""
+        for request in words:
+            if session.number in self.service.table.sessions:
+                yield from self._calls[requests.Release](session, request) or ()
+        self._orphans.keep(session, _UNSEEN)
 
     def _seconds_left(self, session: Session) -> float:
         """How long a session stays whose connection was closed, if its process does not end.
@@ -458,10 +490,7 @@ class Server:
     def _read(self, connection: ServerConnection) -> None:
         """Read a request, and do as much of it as fits a turn."""
         try:
-            try:
-                size = connection.sock.recv_into(self._buffer)
-            except ConnectionResetError:  # it left replies unread; what it sent is still here
-                size = connection.sock.recv_into(self._buffer)
+            size = connection.sock.recv_into(self._buffer)
         except BlockingIOError:
             return
         except OSError:

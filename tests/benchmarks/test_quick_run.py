@@ -55,6 +55,8 @@ HEADER_FIELDS = {
     "torch": str | None,
     "cupy": str | None,
     "numba_cuda": str | None,
+    "vllm": str | None,
+    "torch_memory_saver": str | None,
     "clock_resolution_ns": int,
     "copy_routines": dict,
 }

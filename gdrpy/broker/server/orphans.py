@@ -128,7 +128,7 @@ def _key(who: Identity) -> str:
 
 
 def _by_start(who: Identity) -> int | None:
-    """A descriptor of a process that a broker noted by its start, as they did before 0.2.0.
+    """A descriptor of a process that a broker noted by its start, as earlier ones did.
 
     It gets its number of today.
     """

@@ -193,14 +193,22 @@ class TestNumber:
     @pytest.mark.parametrize(("later", "known"), [(0, True), (1, False)])
     def test_takes_the_place_of_the_start_that_earlier_brokers_noted(self, later, known):
         started = peers.start_time(os.getpid()) + later
-        session = Session(1, Identity(os.getpid(), started, 0, 0, frozenset()))
-        processes = orphans.Processes(lambda key, fd: None, lambda key: None)
-        processes.recover([session], {})
-        assert (processes.descriptor(session) is not None) == known
+        two = [
+            Session(number, Identity(os.getpid(), started, 0, 0, frozenset())) for number in (1, 2)
+        ]
+        stored: dict[str, int] = {}
+        before = descriptors()
+        processes = orphans.Processes(stored.__setitem__, stored.__delitem__)
+        processes.recover(two, {})
+        assert descriptors() == before + known
+        assert len({processes.descriptor(session) for session in two}) == 1
         if known:
-            number = peers.process_number(processes.descriptor(session), os.getpid())
-            assert session.identity.process == number
-        processes.close()
+            (number,) = {session.identity.process for session in two}
+            assert stored == {f"p{number:x}": processes.descriptor(two[0])}
+            assert number == peers.process_number(processes.descriptor(two[0]), os.getpid())
+            for session in two:
+                processes.drop(session.number)
+        assert (stored, descriptors()) == ({}, before)
 
 
 class TestEnding:

@@ -69,12 +69,15 @@ class Processes:
             if room and process_number(fd, who.pid) == who.process:
                 made = self._known(who, fd)
                 undo.pop_all()
-                try:
-                    self._hold(_key(who), fd)
-                except (OSError, OutOfMemory) as error:
-                    log.warning("leases of process %d end with the broker: %s", who.pid, error)
+                self._store(who, fd)
                 return made
         return None
+
+    def _store(self, who: Identity, fd: int) -> None:
+        try:
+            self._hold(_key(who), fd)
+        except (OSError, OutOfMemory) as error:
+            log.warning("leases of process %d end with the broker: %s", who.pid, error)
 
     def _known(self, who: Identity, fd: int) -> _Process:
         made = self._by_key[_key(who)] = _Process(fd, who)
@@ -86,12 +89,27 @@ class Processes:
         for session in sessions:
             who = session.identity
             if _key(who) not in self._by_key:
-                fd = found.pop(_key(who), None) or _by_start(who)
-                if fd is not None:
+                if _key(who) in found:
+                    self._known(who, found.pop(_key(who)))
+                else:
+                    self._know_by_start(who)
+            if _key(who) in self._by_key:
+                self._count(session, self._by_key[_key(who)])
+
+    def _know_by_start(self, who: Identity) -> None:
+        """Know a process that a broker noted by its start, as earlier ones did.
+
+        It gets its number of today.
+        """
+        with suppress(OSError), ExitStack() as undo:
+            fd = os.pidfd_open(who.pid)
+            undo.callback(os.close, fd)
+            if start_time(who.pid) == who.process:
+                who.process = process_number(fd, who.pid)
+                if _key(who) not in self._by_key:
                     self._known(who, fd)
-            key = _key(who)
-            if key in self._by_key:
-                self._count(session, self._by_key[key])
+                    undo.pop_all()
+                    self._store(who, fd)
 
     def drop(self, session: int) -> None:
         """Forget the process of a session that has ended, if that was its last one."""
@@ -125,21 +143,6 @@ class Processes:
 
 def _key(who: Identity) -> str:
     return f"p{who.process:x}"
-
-
-def _by_start(who: Identity) -> int | None:
-    """A descriptor of a process that a broker noted by its start, as earlier ones did.
-
-    It gets its number of today.
-    """
-    with suppress(OSError), ExitStack() as undo:
-        fd = os.pidfd_open(who.pid)
-        undo.callback(os.close, fd)
-        if start_time(who.pid) == who.process:
-            who.process = process_number(fd, who.pid)
-            undo.pop_all()
-            return fd
-    return None
 
 
 class Orphans:

@@ -234,7 +234,7 @@ class Connection:
                 if not (self._settled and self.transport.connected):
                     await self.open()
                 if self.returned:
-                    self._send_returned()
+                    self._send_returned(self.transport.send_patiently)
                 for lease in leases:
                     if not self._holds(lease):
                         raise self._lost_lease(request, lease)

@@ -1,4 +1,4 @@
-"""What containers cost: a broker and clients in namespaces of their own, beside the same without.
+"""What containers cost: a broker and clients in separate namespaces, beside the same in one.
 
 Each container has user, mount, PID, IPC, network, UTS and cgroup namespaces of its own, and shares
 only the socket's folder. Two clients share a region, with CUDA and without. Then clients are killed
@@ -13,7 +13,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
@@ -36,6 +36,8 @@ _MIB = 1 << 20
 _WORK, _WORK_CUDA = 0.03, 1.5
 #: The longest time between the kills of the two clients, in seconds.
 _BETWEEN = 0.005
+#: Seconds for which the broker may take to notice an end.
+_PATIENCE = 10
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -139,12 +141,12 @@ def _killed(
         pods[0][0].ask("kill")
         time.sleep(chance.random() * _BETWEEN)
         killed = pods[1][0].ask("kill")
-        while broker.status()["leases"]:
-            time.sleep(0.0005)
+        _wait(lambda: not broker.status()["leases"], f"the leases of round {number} stay")
         for info in broker.list():
             broker.delete(info.name)
-        while any(broker.status()["used"].values()):
-            time.sleep(0.0005)
+        _wait(
+            lambda: not any(broker.status()["used"].values()), f"the memory of round {number} stays"
+        )
         seconds.append(time.monotonic() - killed)
     return {
         "clients": "with CUDA" if gpu else "without CUDA",
@@ -157,9 +159,18 @@ def _killed(
     }
 
 
+def _wait(done: Callable[[], bool], otherwise: str) -> None:
+    """Wait until the broker has noticed an end. Ends the program if it does not."""
+    deadline = time.monotonic() + _PATIENCE
+    while not done():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"benchmarks/containers.py: {otherwise} for {_PATIENCE} s")
+        time.sleep(0.0005)
+
+
 def _descriptors_left(broker: gdrpy.Broker, before: int) -> int:
     """How many the broker has more than before: its thread that frees memory closes the last."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + _PATIENCE
     while (left := _descriptors(broker) - before) > 0 and time.monotonic() < deadline:
         time.sleep(0.001)
     return left

@@ -26,3 +26,9 @@ def test_clients_of_containers_leave_nothing_when_they_are_killed(tmp_path: Path
         (one["kills"], len(one["seconds"]), one["leases_left"], one["descriptors_left"])
         for one in found["kills"]
     ] == [(10, 5, 0, 0), (2, 1, 0, 0)]
+
+
+def test_a_lease_that_stays_ends_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(containers, "_PATIENCE", 0)
+    with pytest.raises(SystemExit, match="the leases of round 4 stay for 0 s"):
+        containers._wait(lambda: False, "the leases of round 4 stay")

@@ -22,10 +22,10 @@ import pytest
 
 import dask_programs
 import ray_programs
-from machines import Machine, end, serve
+from machines import WAIT, Machine, end, serve
 
 #: Seconds for one program on a cluster.
-_LIMIT = 90.0
+_LIMIT = WAIT + 30
 _ENVIRONMENT = {
     "GDRPY_SIM": "1",
     "RAY_USAGE_STATS_ENABLED": "0",

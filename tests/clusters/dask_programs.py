@@ -15,8 +15,7 @@ from distributed import get_worker
 import gdrpy
 from gdrpy.broker import Reference
 from leases import await_holders, held, used
-
-_WAIT = 60
+from machines import WAIT
 
 broker: gdrpy.Broker
 client: distributed.Client
@@ -33,8 +32,8 @@ def start(socket: str, address: str) -> None:
     global broker, client
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     broker = gdrpy.connect(socket)
-    client = distributed.Client(address, timeout=_WAIT, set_as_default=True)
-    client.wait_for_workers(3, timeout=_WAIT)
+    client = distributed.Client(address, timeout=WAIT, set_as_default=True)
+    client.wait_for_workers(3, timeout=WAIT)
 
 
 def stop() -> None:
@@ -50,7 +49,7 @@ def on(name: str, function: Any, *args: Any) -> Any:
 
 def run(name: str, function: Any, *args: Any) -> Any:
     """What a task on the worker of this name returns, or raises."""
-    return on(name, function, *args).result(_WAIT)
+    return on(name, function, *args).result(WAIT)
 
 
 def read(reference: Reference, nbytes: int) -> bytes:
@@ -152,7 +151,7 @@ def made_by_a_task_there(socket: str) -> tuple[bytes, bytes, dict[str, Any]]:
     """What a task here reads of a region that the worker there holds, and what has the client."""
     future = on("there", make, socket, [7, 8, 9])
     found = run("a", read, future, 3)
-    with future.result(_WAIT).open() as region:
+    with future.result(WAIT).open() as region:
         return found, region.read(3), region.metadata
 
 
@@ -211,7 +210,7 @@ def address() -> str:
 
 def await_workers(count: int) -> int:
     """How many there are, when there are so many."""
-    client.wait_for_workers(count, timeout=_WAIT)
+    client.wait_for_workers(count, timeout=WAIT)
     return len(client.scheduler_info(n_workers=-1)["workers"])
 
 

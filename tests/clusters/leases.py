@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 
 import gdrpy
-
-_WAIT = 60
+from machines import WAIT
 
 
 def used(broker: gdrpy.Broker) -> int:
@@ -22,7 +21,7 @@ def held(broker: gdrpy.Broker, name: str) -> int:
 
 def await_holders(broker: gdrpy.Broker, name: str, count: int) -> int:
     """How many leases there are, when they are so few, or at the end of a long time."""
-    deadline = time.monotonic() + _WAIT
+    deadline = time.monotonic() + WAIT
     while held(broker, name) > count and time.monotonic() < deadline:
         time.sleep(0.02)
     return held(broker, name)

@@ -11,7 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-_WAIT = 30.0
+#: Seconds to wait for anything: a busy machine takes a minute to start an actor.
+WAIT = 240.0
 
 
 class Machine:
@@ -53,7 +54,7 @@ class Machine:
         """End its broker, and let the namespace go."""
         if self._broker is not None:
             self.stop()
-        self._holder.communicate(timeout=_WAIT)
+        self._holder.communicate(timeout=WAIT)
 
 
 def serve(socket: str, prefix: list[str]) -> subprocess.Popen[str]:
@@ -71,4 +72,4 @@ def end(process: subprocess.Popen[str]) -> None:
     """End a process that takes SIGTERM for a wish."""
     process.terminate()
     with process:
-        process.wait(_WAIT)
+        process.wait(WAIT)

@@ -11,10 +11,10 @@ import ray
 import gdrpy
 from gdrpy.broker import Reference
 from leases import await_holders, held, used
+from machines import WAIT
 
 #: The least that Ray takes.
 STORE_BYTES = 75 << 20
-_WAIT = 60
 
 broker: gdrpy.Broker
 
@@ -48,7 +48,7 @@ def address() -> str:
 
 def await_nodes(count: int) -> None:
     """Until so many are alive."""
-    deadline = time.monotonic() + _WAIT
+    deadline = time.monotonic() + WAIT
     while sum(node["Alive"] for node in ray.nodes()) != count:
         if time.monotonic() > deadline:
             raise TimeoutError(f"{ray.nodes()}")
@@ -115,7 +115,7 @@ def holder_of(reference: Any, there: bool) -> Any:
 def get(reference: Any) -> Any:
     """The value; raises what a task raised."""
     try:
-        return ray.get(reference, timeout=_WAIT)
+        return ray.get(reference, timeout=WAIT)
     except ray.exceptions.RayTaskError as error:
         raise error.cause from None
 
@@ -235,6 +235,6 @@ def share_weights() -> tuple[list[float], int, int, int, int]:
 
 def await_regions(count: int) -> None:
     """Until the broker has no more: actors that nobody refers to end in time."""
-    deadline = time.monotonic() + _WAIT
+    deadline = time.monotonic() + WAIT
     while broker.status()["regions"] > count and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -16,9 +16,12 @@ import gdrpy
 import gdrpy.ray
 import ray_programs
 from leases import used
+from machines import WAIT
 from ray_programs import await_regions, get
 
-_WAIT = 60
+#: By place, actors that no program uses: one takes seconds to start.
+_idle: dict[str, list[Any]] = {"here": [], "there": []}
+_killed: list[Any] = []
 
 gdrpy.ray.register_transport()  # before the classes that name it
 
@@ -106,24 +109,32 @@ def told(value: Any) -> Any:
 
 @contextmanager
 def workers(*places: str) -> Iterator[list[Any]]:
-    """Actors ``here`` or ``there``, killed at the end: Ray's monitor keeps those of the last
-    transfer. At the beginning the broker has no regions.
+    """Actors ``here`` or ``there`` that keep nothing: those of earlier programs that live.
+
+    At the beginning the broker has no regions.
     """
     await_regions(0)
-    made = [Worker.options(resources={place: 1}).remote() for place in places]
+    taken = [_idle[place].pop() if _idle[place] else _worker(place) for place in places]
     try:
-        yield made
+        yield taken
     finally:
-        for one in made:
-            ray.kill(one)
+        for place, one in zip(places, taken, strict=True):
+            if one not in _killed:
+                get(one.drop.remote())
+                _idle[place].append(one)
+
+
+def _worker(place: str) -> Any:
+    return Worker.options(resources={place: 1}).remote()
 
 
 def kill(actor: Any) -> None:
     """End its process."""
     process = os.pidfd_open(get(actor.pid.remote()))
+    _killed.append(actor)
     try:
         ray.kill(actor)
-        assert select([process], [], [], _WAIT)[0]
+        assert select([process], [], [], WAIT)[0]
     finally:
         os.close(process)
 
@@ -263,8 +274,12 @@ def send_there() -> tuple[Any, Any]:
         try:
             get(receiver.take.remote(reference))
         except gdrpy.BrokerUnavailable as error:
-            return str(error), told(ray.get(reference, _use_object_store=True))["row"]
-        raise AssertionError("the other machine took it")
+            found = str(error), told(ray.get(reference, _use_object_store=True))["row"]
+        else:
+            raise AssertionError("the other machine took it")
+        kill(sender)  # Ray keeps the tensors of a transfer that failed
+        kill(receiver)
+        return found
 
 
 def send_without_broker() -> None:

@@ -3,7 +3,8 @@
 Each container has user, mount, PID, IPC, network, UTS and cgroup namespaces of its own, and shares
 only the socket's folder. Two clients share a region, with CUDA and without. Then clients are killed
 at random moments, and the time is taken until the broker has ended their leases and freed the
-memory. It needs root, to make namespaces.
+memory; at last only exporters, whose regions are bound to them, while importers hold these. It
+needs root, to make namespaces.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _WORK, _WORK_CUDA = 0.03, 1.5
 #: The longest time between the kills of the two clients, in seconds.
 _BETWEEN = 0.005
 #: Seconds for which the broker may take to notice an end.
-_PATIENCE = 10
+_PATIENCE = 60
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,11 +61,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for row in rows:
         print(f"{row['what']:31}{row['containers']:11.3g}{row['beside']:9.3g}{row['ratio']:8.3f}")
     kills = []
-    for gpu, count, work in ((False, options.kills, _WORK), (True, options.kills_cuda, _WORK_CUDA)):
-        with _pods(NAMESPACES) as (broker, one, other):
-            kills.append(_killed(broker, one, other, gpu, count, work, chance))
-        told = {key: value for key, value in kills[-1].items() if key != "seconds"}
-        print(", ".join(f"{key} {value}" for key, value in told.items()))
+    for bound in (False, True):
+        for gpu, count, work in (
+            (False, options.kills, _WORK),
+            (True, options.kills_cuda, _WORK_CUDA),
+        ):
+            with _pods(NAMESPACES) as (broker, one, other):
+                kills.append(_killed(broker, one, other, gpu, bound, count, work, chance))
+            told = {key: value for key, value in kills[-1].items() if key != "seconds"}
+            print(", ".join(f"{key} {value}" for key, value in told.items()))
     result = {
         "format": FORMAT,
         "note": SIMULATED_NOTE if cuda.simulated() else None,
@@ -126,21 +131,30 @@ def _killed(
     one: Process,
     other: Process,
     gpu: bool,
+    bound: bool,
     count: int,
     work: float,
     chance: random.Random,
 ) -> dict[str, Any]:
-    """Kill an exporter and an importer at random, ``count`` clients in all."""
+    """Kill an exporter and an importer at random, ``count`` clients in all.
+
+    An exporter that its region is ``bound`` to is killed alone, when the importer has the region.
+    """
     before, seconds = _descriptors(broker), []
     for number in range(0, count, 2):
-        pods = [(one, "export"), (other, "import")]
+        pods = [(one, "export bound" if bound else "export"), (other, "import")]
         for pod, role in pods:
             pod.ask("fork", role, f"killed/{number}", gpu)
+        if bound:
+            _wait(lambda: broker.status()["leases"] == 2, f"the importer {number} has no region")
         time.sleep(chance.random() * work)
-        chance.shuffle(pods)
-        pods[0][0].ask("kill")
-        time.sleep(chance.random() * _BETWEEN)
-        killed = pods[1][0].ask("kill")
+        if bound:
+            killed = one.ask("kill")
+        else:
+            chance.shuffle(pods)
+            pods[0][0].ask("kill")
+            time.sleep(chance.random() * _BETWEEN)
+            killed = pods[1][0].ask("kill")
         _wait(lambda: not broker.status()["leases"], f"the leases of round {number} stay")
         for info in broker.list():
             broker.delete(info.name)
@@ -148,8 +162,11 @@ def _killed(
             lambda: not any(broker.status()["used"].values()), f"the memory of round {number} stays"
         )
         seconds.append(time.monotonic() - killed)
+        if bound:
+            other.ask("kill")
+    words = "with CUDA" if gpu else "without CUDA"
     return {
-        "clients": "with CUDA" if gpu else "without CUDA",
+        "clients": f"exporters of bound regions, {words}" if bound else words,
         "kills": count,
         "median_ms": round(1e3 * median(seconds), 2),
         "worst_ms": round(1e3 * max(seconds), 2),

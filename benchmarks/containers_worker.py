@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from statistics import median
 from typing import Any
 
@@ -81,14 +82,17 @@ class Worker:
 
 def _work(path: str, role: str, name: str, gpu: bool) -> None:
     with gdrpy.connect(path) as broker:
-        if role == "export":
-            region = broker.allocate(name, _KILLED, gpu=gpu)
-        else:
+        if role == "import":
             region = broker.get(name, gpu=gpu, wait=60)
-        for turn in itertools.count():
-            region.write(turn.to_bytes(8, "little") * 512, offset=(turn % 1000) * 4096)
-            if role == "import" and not turn % 3:
-                broker.get(name, gpu=gpu).close()
+        else:
+            grace = 0 if role == "export bound" else None
+            region = broker.allocate(name, _KILLED, gpu=gpu, grace=grace)
+        with suppress(gdrpy.NotFound):  # its exporter has ended
+            for turn in itertools.count():
+                region.write(turn.to_bytes(8, "little") * 512, offset=(turn % 1000) * 4096)
+                if role == "import" and not turn % 3:
+                    broker.get(name, gpu=gpu).close()
+        signal.pause()
 
 
 def _seconds(act: Callable[[], object], count: int, calls: int = 1) -> float:

@@ -33,6 +33,8 @@ HOLDERS_LIMIT = 256
 PUBLISH_LIMIT = 256
 #: Bytes of one region, before rounding.
 REGION_LIMIT = 1 << 61
+#: Seconds of grace after the end of a bound region.
+GRACE_LIMIT = 3600
 #: CUDA ordinals are smaller.
 DEVICE_LIMIT = 1 << 16
 #: The device number of host memory.

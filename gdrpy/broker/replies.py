@@ -83,7 +83,9 @@ class RegionInfo(Value, frozen=True, omit_defaults=True):
     name asleep: detached, to attach it again. While the name refers to no region, its copy in host
     memory tells of them. ``metadata``, ``holders`` and ``sleepers`` are None in a list, ``sha256``
     until a digest is requested. ``linked`` says whether its name refers to it, unlike a draft's
-    name, or one that was replaced or deleted.
+    name, or one that was replaced or deleted. ``grace`` is the number of seconds for which other
+    processes keep a bound region once its exporter's lease has ended, None for one that is not
+    bound; ``ended`` says whether that lease has ended.
     """
 
     region: Number
@@ -105,14 +107,17 @@ class RegionInfo(Value, frozen=True, omit_defaults=True):
     linked: bool = True
     asleep: Number = 0
     sleepers: tuple[Sleeper, ...] | None = None
+    grace: float | None = None
+    ended: bool = False
 
 
 class Event(Value, frozen=True, omit_defaults=True):
     """A change of a region, or lost events.
 
-    ``kind`` is "allocated", "published", "sealed", "deleted", "freed" (memory is free again) or
-    "lost": events before this one are missing, because the watcher read too late or the broker was
-    restarted. ``name``, ``region`` and ``version`` are None for events without one.
+    ``kind`` is "allocated", "published", "sealed", "deleted", "ended" (a bound region, with its
+    exporter's lease), "freed" (memory is free again) or "lost": events before this one are missing,
+    because the watcher read too late or the broker was restarted. ``name``, ``region`` and
+    ``version`` are None for events without one.
     """
 
     kind: str = msgspec.field(name="event")
@@ -177,6 +182,9 @@ class Grant(Reply):
     metadata: Metadata
     #: Whether an allocate made the region.
     created: bool | UnsetType = UNSET
+    #: Seconds in which to give it back once its exporter's lease ends; None if it is unbound, or
+    #: for the exporter.
+    grace: float | None = None
 
 
 class Grants(Reply):

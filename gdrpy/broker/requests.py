@@ -14,6 +14,7 @@ from gdrpy.broker.protocol import (
     BATCH_LIMIT,
     CPU_DEVICE,
     DEVICE_LIMIT,
+    GRACE_LIMIT,
     NAME_LIMIT,
     PACKET_LIMIT,
     PUBLISH_LIMIT,
@@ -32,6 +33,8 @@ Names = Annotated[list[Name], Meta(max_length=BATCH_LIMIT)]
 Regions = Annotated[list[Number], Meta(max_length=BATCH_LIMIT)]
 #: Drafts that are published with another one. The broker publishes all of them in one turn.
 Others = Annotated[list[Number], Meta(max_length=PUBLISH_LIMIT - 1)]
+#: Seconds.
+Grace = Annotated[float, Meta(ge=0, le=GRACE_LIMIT)]
 #: A uid and a gid; the highest number stands for none.
 _Id = Annotated[int, Meta(ge=0, lt=(1 << 32) - 1)]
 Owner = tuple[_Id, _Id]
@@ -74,6 +77,8 @@ class Allocate(Request, tag="allocate"):
     mode: Mode
     metadata: Metadata
     gpu: bool
+    #: Binds the region to this connection's lease: the seconds that other holders have then.
+    grace: Grace | None = None
 
 
 class Create(Allocate, tag="create"):
@@ -174,7 +179,10 @@ class Change(Request, tag="change"):
 
 
 class Watch(Request, tag="watch"):
+    """With ``ends``, the events "ended" alone, also of regions without a name."""
+
     prefix: Prefix
+    ends: bool = False
 
 
 class Status(Request, tag="status"):

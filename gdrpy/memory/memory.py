@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from gdrpy._core._mapping import Descriptor
 from gdrpy.common.resource import HOW_TO_SEND, Owner
-from gdrpy.errors import BackendUnavailable, Detached
+from gdrpy.errors import BackendUnavailable, Detached, Gone
 from gdrpy.memory.descriptors import duplicate
 from gdrpy.memory.view import Mapping
 
@@ -38,6 +38,8 @@ class Memory(Owner, ABC):
     fabric: bytes | None = None
     #: Whether only the GPU addresses are kept.
     detached = False
+    #: Why it will not come back, in words.
+    lost: str | None = None
     #: Whether alloc() made it, and not another owner.
     created = False
     _fd: Descriptor | None = None
@@ -89,6 +91,8 @@ class Memory(Owner, ABC):
 
     def _check(self, call: str, /) -> None:
         super()._check(call)
+        if self.lost is not None:
+            raise Gone(f"{call}: {self.lost}")
         if self.detached:
             raise Detached(f"{call}: {DETACHED}: {ATTACH}")
 

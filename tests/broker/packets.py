@@ -76,7 +76,9 @@ class Generator:
                 },
                 {"op": "allocate", **memory},
                 {"op": "allocate", **memory},
+                {"op": "allocate", **memory, "grace": choice([0, 0.5, 3600, 3601, None])},
                 {"op": "create", **named},
+                {"op": "create", **named, "grace": 1},
                 {"op": "create", **named, "owner": [choice([0, 1, 1 << 32]), 1]},
                 {"op": "publish", "region": self.region()},
                 {"op": "publish", "region": self.region(), "missing": flag},
@@ -112,6 +114,7 @@ class Generator:
                 {"op": "change", "region": self.region(), "mode": choice([0, 0o600, 0o666])},
                 {"op": "change", "region": self.region(), "metadata": b"changed"},
                 {"op": "watch", "prefix": choice(["", "a"])},
+                {"op": "watch", "prefix": "", "ends": flag},
                 {"op": "status"},
             ]
         )

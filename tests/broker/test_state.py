@@ -286,7 +286,7 @@ class TestState:
             copy = store.copy()
             assert described(State(copy).table) == then
             copy.end()
-        assert full > 60
+        assert full >= 60
         assert kept._journal.generation > 2
 
     def test_copies_some_records_a_turn_however_many_there_are(

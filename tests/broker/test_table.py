@@ -38,6 +38,7 @@ def described(table: Table) -> dict[str, Any]:
                 {number: (lease.writable, lease.gpu) for number, lease in region.leases.items()},
                 region.copy_of,
                 region.uuid,
+                (region.grace, region.exporter),
             )
             for region in table.regions.values()
         },
@@ -122,9 +123,16 @@ class TableMachine(RuleBasedStateMachine):
         nbytes=st.integers(1, 10_000),
         device=DEVICES,
         draft=st.booleans(),
+        grace=st.none() | st.just(0.5),
     )
     def region_is_made_and_held(
-        self, data: Any, name: str | None, nbytes: int, device: int, draft: bool
+        self,
+        data: Any,
+        name: str | None,
+        nbytes: int,
+        device: int,
+        draft: bool,
+        grace: float | None,
     ) -> None:
         session = self.table.sessions[self.any_session(data)]
         number = self.table.number()
@@ -137,10 +145,13 @@ class TableMachine(RuleBasedStateMachine):
                 *(number, name, nbytes, size, device, who.uid, who.gid, 0o640),
                 b"m" * (nbytes % 9),
                 uuid="" if device < 0 else f"GPU-{device}",
+                grace=grace,
             )
         )
         if name is not None and not draft and name not in self.table.names:
             self.table.commit(records.Published(number, 1))
+        if grace is not None:
+            self.table.commit(records.Bound(number, session.number))
         self.table.grant(session, self.table.regions[number], True, device >= 0)
 
     @precondition(lambda self: any(region.draft for region in self.table.regions.values()))
@@ -180,6 +191,14 @@ class TableMachine(RuleBasedStateMachine):
         region = self.table.regions[data.draw(st.sampled_from(sorted(held)))]
         session = data.draw(st.sampled_from(sorted(region.leases)))
         self.table.release(self.table.sessions[session], region)
+
+    @precondition(lambda self: any(one.exporter for one in self.table.regions.values()))
+    @rule(data=st.data())
+    def exporter_resumes(self, data: Any) -> None:
+        bound = [number for number, one in self.table.regions.items() if one.exporter]
+        region = self.table.regions[data.draw(st.sampled_from(sorted(bound)))]
+        session = data.draw(st.sampled_from(sorted(region.leases)))
+        self.table.commit(records.Bound(region.number, session))
 
     @precondition(lambda self: self.table.sessions and self.table.regions)
     @rule(data=st.data())
@@ -257,6 +276,8 @@ class TableMachine(RuleBasedStateMachine):
             used[region.device] += region.size
             used_by[region.device, region.uid] += region.size
             assert region.linked or region.leases, "nobody keeps it"
+            assert not (region.linked and region.ended)
+            assert region.exporter in {0, *region.leases}
             assert region.number not in self.freed
             for number, lease in region.leases.items():
                 assert lease.count > 0

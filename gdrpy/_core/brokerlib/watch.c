@@ -35,7 +35,8 @@ static const struct broker_field event_fields[] = {
 static const char *const kinds[] = {
 	[GDRPY_EVENT_ALLOCATED] = "allocated", [GDRPY_EVENT_PUBLISHED] = "published",
 	[GDRPY_EVENT_SEALED] = "sealed",       [GDRPY_EVENT_DELETED] = "deleted",
-	[GDRPY_EVENT_FREED] = "freed",	       [GDRPY_EVENT_LOST] = "lost",
+	[GDRPY_EVENT_ENDED] = "ended",	       [GDRPY_EVENT_FREED] = "freed",
+	[GDRPY_EVENT_LOST] = "lost",
 };
 
 /* Have the broker send events. */

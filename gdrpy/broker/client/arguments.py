@@ -7,7 +7,13 @@ import re
 from typing import Any
 
 from gdrpy import cuda
-from gdrpy.broker.protocol import CPU_DEVICE, DEVICE_LIMIT, NAME_LIMIT, REGION_LIMIT
+from gdrpy.broker.protocol import (
+    CPU_DEVICE,
+    DEVICE_LIMIT,
+    GRACE_LIMIT,
+    NAME_LIMIT,
+    REGION_LIMIT,
+)
 from gdrpy.common import arguments as _arguments
 from gdrpy.common.arguments import as_int
 
@@ -79,3 +85,13 @@ def as_seconds(call: str, name: str, value: Any) -> float:
         return seconds
     kind = ValueError if isinstance(value, int | float) else TypeError
     raise kind(f"{call}: {name} must be a number of seconds, not {value!r}")
+
+
+def as_grace(call: str, value: Any) -> float | None:
+    """The grace of a bound region in seconds, None for none. Raises TypeError, ValueError."""
+    if value is None:
+        return None
+    seconds = as_seconds(call, "grace", value)
+    if seconds > GRACE_LIMIT:
+        raise ValueError(f"{call}: grace must be at most {GRACE_LIMIT} s, not {value!r}")
+    return seconds

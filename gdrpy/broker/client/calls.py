@@ -16,6 +16,7 @@ from gdrpy.broker import replies, requests
 from gdrpy.broker.client import lookup, region_calls
 from gdrpy.broker.client.arguments import (
     as_device,
+    as_grace,
     as_mode,
     as_name,
     as_nbytes,
@@ -96,6 +97,7 @@ async def allocate(
     metadata: dict[str, Any] | None = None,
     gpu: bool = True,
     cpu: bool = True,
+    grace: float | None = None,
     wait: float | None = None,
 ) -> R:
     """The region of this name, made if it does not exist; a name of None makes an anonymous one.
@@ -111,6 +113,9 @@ async def allocate(
         gpu: Whether this process gets the GPU view. Without it the process needs no CUDA. Host
             memory has no GPU view.
         cpu: Whether this process gets the CPU view.
+        grace: Binds a new region to this process, its exporter: when the exporter's lease ends, as
+            by its death or by close(), the name is deleted, and other processes lose the memory
+            after so many seconds, up to 3600. None keeps a region while it has a name or a holder.
         wait: How many seconds to wait for memory. None does not wait. A region that is larger than
             the broker's limits is refused at once.
 
@@ -122,7 +127,7 @@ async def allocate(
     """
     if name is not None:
         as_name("allocate", name)
-    fields = _of_new_region("allocate", nbytes, device, mode, metadata, gpu)
+    fields = _of_new_region("allocate", nbytes, device, mode, metadata, gpu, grace)
     return await _granted(client, requests.Allocate(name, *fields, id=0), cpu, wait)
 
 
@@ -136,6 +141,7 @@ async def create(
     metadata: dict[str, Any] | None = None,
     gpu: bool = True,
     cpu: bool = True,
+    grace: float | None = None,
     wait: float | None = None,
 ) -> R:
     """A draft: a new region that other processes cannot find until its ``publish()``.
@@ -149,17 +155,24 @@ async def create(
     it. Closing an unpublished draft frees it. Raises as :meth:`allocate`.
     """
     as_name("create", name)
-    fields = _of_new_region("create", nbytes, device, mode, metadata, gpu)
+    fields = _of_new_region("create", nbytes, device, mode, metadata, gpu, grace)
     return await _granted(client, requests.Create(name, *fields, id=0), cpu, wait)
 
 
 def _of_new_region(
-    call: str, nbytes: int, device: Any, mode: int, metadata: Any, gpu: bool
+    call: str,
+    nbytes: int,
+    device: Any,
+    mode: int,
+    metadata: Any,
+    gpu: bool,
+    grace: float | None = None,
 ) -> tuple[Any, ...]:
     """The fields after the name in a request for a new region."""
     ordinal = as_device(call, device)
     gpu = bool(gpu) and ordinal != CPU_DEVICE
-    return as_nbytes(call, nbytes), ordinal, as_mode(call, mode), pack_metadata(call, metadata), gpu
+    bits, packed = as_mode(call, mode), pack_metadata(call, metadata)
+    return as_nbytes(call, nbytes), ordinal, bits, packed, gpu, as_grace(call, grace)
 
 
 async def _granted(

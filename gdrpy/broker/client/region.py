@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from contextlib import suppress
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -11,6 +12,7 @@ from gdrpy import safetensors
 from gdrpy._core._mapping import Descriptor, Undo, alone
 from gdrpy.arrays.array import Array
 from gdrpy.broker.client.base import BrokerBase
+from gdrpy.broker.client.bound import guard
 from gdrpy.broker.client.connection import Lease, Parcels
 from gdrpy.broker.client.layouts import ARRAY, same_layout, stored_array
 from gdrpy.broker.client.views import remember
@@ -18,7 +20,7 @@ from gdrpy.broker.copies import mark_of
 from gdrpy.broker.protocol import CPU_DEVICE, unpack_metadata
 from gdrpy.broker.replies import Grant, RegionInfo
 from gdrpy.common.dtypes import DType
-from gdrpy.errors import MissingView, ReadOnly, Sealed, SizeMismatch
+from gdrpy.errors import Gone, MissingView, ReadOnly, Sealed, SizeMismatch
 from gdrpy.memory import vmm
 from gdrpy.memory.gpu import GpuMemory
 from gdrpy.memory.memory import ATTACH
@@ -44,6 +46,8 @@ class LeasedRegion(Region):
     #: Otherwise the views of a read-only region are read-only in the page tables of the CPU and of
     #: the GPU. That prevents mistakes, but the process could map the descriptor again and write.
     enforced: bool
+    #: Whether it was bound to its exporter, whose lease has ended.
+    ended = False
 
     _anew = "get it again by its name"
     _again = "connect to the broker, and get it again"
@@ -58,6 +62,10 @@ class LeasedRegion(Region):
     _copy: LeasedRegion | None = None
     #: What has the broker count it as asleep while it is detached.
     _sleeper: Lease | None = None
+    #: Called when its exporter's lease ends.
+    _callbacks: tuple[Callable[[Any], object], ...] = ()
+    #: Whether its memory was taken after its end.
+    _taken = False
 
     @classmethod
     def _granted(
@@ -100,9 +108,13 @@ class LeasedRegion(Region):
             parcels.clear()
             lease.close()
             raise
-        region._broker = broker
-        region._describe(grant, lease)
-        remember(region._memory, region._cpu)
+        try:
+            region._broker = broker
+            region._describe(grant, lease)
+            remember(region._memory, region._cpu)
+        except BaseException:
+            region.close()
+            raise
         return region
 
     @property
@@ -118,6 +130,8 @@ class LeasedRegion(Region):
         self._packed, self._metadata = grant.metadata, None
         self._life = lease.life
         self._asleep = None
+        if grant.grace is not None:
+            guard(self, lease, grant.grace)
 
     def _described(self) -> dict[str, Any]:
         """The fields that a grant sets, to restore if a change is undone."""
@@ -168,8 +182,55 @@ class LeasedRegion(Region):
         source._connection.close_leases([source])
 
     def _fall_asleep(self, lease: Lease) -> None:
-        if self.detached and self.version and not lease.lost:
+        if self.detached and self.version and not (lease.lost or self._taken):
             self._sleeper = lease.sleeper()
+
+    def when_ended(self, callback: Callable[[Self], object]) -> None:
+        """Have ``callback(region)`` called when the lease of its exporter has ended.
+
+        Only regions that were allocated with ``grace`` end so. A thread of gdrpy calls it; if the
+        region has ended already, this call does. The grace time begins before it is called. An
+        exception of it is logged.
+        """
+        self._check("BrokerRegion.when_ended")
+        if not alone(self._lock, self._add_callback, callback):
+            callback(self)
+
+    def _add_callback(self, callback: Callable[[Any], object]) -> bool:
+        if not self.ended:
+            self._callbacks += (callback,)
+        return not self.ended
+
+    def _end(self) -> tuple[Callable[[Any], object], ...]:
+        """Note its end; returns the callbacks."""
+        return alone(self._lock, self._end_once)
+
+    def _end_once(self) -> tuple[Callable[[Any], object], ...]:
+        self.ended = True
+        callbacks, self._callbacks = self._callbacks, ()
+        return callbacks
+
+    def _take_away(self) -> None:
+        """Give its memory back, after which any use raises Gone. Raises BufferError as detach()."""
+        self._taken = True
+        self._disarm()
+        memory = self._memory
+        if isinstance(memory, GpuMemory) and memory.can_detach:
+            self.detach()
+            memory.lost = self._end_words
+        else:
+            self.close()
+
+    @property
+    def _end_words(self) -> str:
+        if self.name is None:
+            return "the anonymous region ended with its exporter: close it"
+        return f"region {self.name!r} ended with its exporter: close it, and get the next one"
+
+    def _check(self, call: str, /) -> None:
+        if self._taken:
+            raise Gone(f"{call}: {self._end_words}")
+        super()._check(call)
 
     def _keep_copy_of_contents(self) -> None:
         """Drop the host copy if it is of other contents: in a thread, for it takes 40 ms a GiB."""
@@ -320,7 +381,7 @@ class LeasedRegion(Region):
     def __repr__(self) -> str:
         if self.closed:
             return f"<{type(self).__name__} CLOSED>"
-        state = ", sealed" if self.sealed else ""
+        state = ", ended" if self.ended else ", sealed" if self.sealed else ""
         name = "anonymous" if self.name is None else repr(self.name)
         return f"<{type(self).__name__} {name}{state}: {super().__repr__()[1:-1]}>"
 

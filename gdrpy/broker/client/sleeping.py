@@ -193,6 +193,10 @@ async def _keep(client: BrokerBase[R], call: str, region: R) -> RegionInfo:
             return info  # a newer version has the name, or sleeps
         if info.uuid is None:
             raise InvalidRequest(f"{call}: {region!r} is host memory already: leave it out")
+        if info.grace is not None:
+            raise InvalidRequest(
+                f"{call}: {region!r} is bound to its exporter, and ends with it: leave it out"
+            )
         if copy is None or (_stamp_of(copy), copy.uid) != (_stamp_of(info, region), info.uid):
             try:
                 await _copy(client, call, region, info)

@@ -16,7 +16,8 @@ from gdrpy.errors import ProtocolError, Timeout
 
 
 class Watching(Resource):
-    """Events about names that begin with ``prefix``, from :meth:`begin` on.
+    """Events about names that begin with ``prefix``, from :meth:`begin` on; with ``ends``, only
+    those of bound regions that end, also of those without a name.
 
     Only this object uses ``connection``, whose timeout is for replies, not for events.
     """
@@ -25,19 +26,31 @@ class Watching(Resource):
     _again = "connect to the broker again and watch there"
     _elsewhere = "watch there"
 
-    def __init__(self, connection: Connection, prefix: str, timeout: float | None = None) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        prefix: str,
+        timeout: float | None = None,
+        *,
+        ends: bool = False,
+    ) -> None:
         super().__init__()
         self._connection = connection
-        self._prefix = as_prefix("watch", prefix)
+        self._request = WatchRequest(as_prefix("watch", prefix), ends, id=0)
         self.timeout = timeout
         #: Whether an event may have been received that :meth:`next` has not returned.
         self._hearing = False
+
+    @property
+    def life(self) -> str:
+        """The identity of the broker's state that the events are about."""
+        return self._connection.life
 
     async def begin(self) -> None:
         """Have the broker send events, if it does not already. Raises as any call does."""
         self._check("watch")
         if not self._connection.ready:
-            await self._connection.ask(WatchRequest(self._prefix, id=0), Reply)
+            await self._connection.ask(self._request, Reply)
 
     async def next(self, deadline: float | None) -> Event | None:
         """The next event; None if ``time.monotonic()`` reaches ``deadline`` before one comes.

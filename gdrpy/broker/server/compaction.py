@@ -103,3 +103,5 @@ def _records_of(table: Table, region: RegionEntry) -> Iterator[records.Record]:
         yield records.Digested(number, region.digest)
     for session, lease in region.leases.items():
         yield records.Granted(session, number, lease.writable, lease.gpu)
+    if region.exporter:
+        yield records.Bound(number, region.exporter)

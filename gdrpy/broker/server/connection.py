@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gdrpy._core import _packet
+from gdrpy.broker.requests import Watch
 from gdrpy.broker.server.rights import Identity
 from gdrpy.broker.server.table import RegionEntry, Session
 
@@ -65,6 +66,8 @@ class Notification:
     #: None stands for dropped events.
     packet: bytes | None
     region: RegionEntry | None
+    #: Whether it tells of the end of a bound region.
+    ends: bool = False
     #: The watchers that have not got it yet; None before the first.
     left: Iterator[ServerConnection] | None = None
 
@@ -90,8 +93,8 @@ class ServerConnection:
     #: None until its hello.
     session: Session | None = None
     outbox: deque[tuple[bytes, Sequence[int]]] = field(default_factory=deque)
-    #: The prefix of the names that it watches, and the number of its first event.
-    watching: str | None = None
+    #: The events that it watches, and the number of the first one.
+    watching: Watch | None = None
     since: int = 0
     #: Whether events were dropped since its last "lost" event.
     lost: bool = False

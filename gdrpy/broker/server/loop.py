@@ -562,7 +562,7 @@ class Server:
             case requests.Digest(), Session():
                 self._digest(connection, session, request)
             case requests.Watch(), Session():
-                self._watchers.add(connection, request.prefix)
+                self._watchers.add(connection, request)
                 self._reply(connection, replies.Reply(id=request.id))
 
     def _resume(self, session: Session, request: requests.Resume) -> Work:

@@ -38,6 +38,8 @@ class Made(Record, tag=1):
     version: int = 0
     #: The GPU's, since another broker may number the GPUs differently; empty for the host.
     uuid: str = ""
+    #: Seconds that other holders have once its exporter's lease ends; None for one that is unbound.
+    grace: float | None = None
 
 
 class Published(Record, tag=2):
@@ -142,7 +144,14 @@ class Kept(Record, tag=13):
     version: int = 0
 
 
-_OfRegion = Made | Published | Unlinked | SealedNow | Digested | Changed | Kept
+class Bound(Record, tag=14):
+    """The session whose lease a region is bound to: its exporter's. 0: the region has ended."""
+
+    region: int
+    session: int
+
+
+_OfRegion = Made | Published | Unlinked | SealedNow | Digested | Changed | Kept | Bound
 _OfSession = Began | Ended | Granted | Released | Slept | Woke
 
 encode = msgspec.msgpack.Encoder().encode

@@ -102,7 +102,7 @@ class Service:
         while len(session.regions) > SLICE and session.number in table.sessions:
             for region in list(itertools.islice(session.regions, SLICE)):
                 table.commit(records.Released(session.number, region))
-            self._tell_of_room()
+            self._tell_of_ends()
             yield None
         while len(session.asleep) > SLICE and session.number in table.sessions:
             for region in list(itertools.islice(session.asleep, SLICE)):
@@ -111,7 +111,7 @@ class Service:
         if session.number in table.sessions:
             table.commit(records.Ended(session.number))
             self.state.processes.drop(session.number)
-            self._tell_of_room()
+            self._tell_of_ends()
 
     def calls(self) -> dict[type, Callable[[Session, Any], Answer | Work | None]]:
         """The function for each type of request: it gives a reply, or None without one, or raises
@@ -133,7 +133,11 @@ class Service:
             requests.Status: self._status,
         }
 
-    def _tell_of_room(self) -> None:
+    def _tell_of_ends(self) -> None:
+        """Tell of bound regions that have ended, and of memory that is freed."""
+        for region in self.table.ended:
+            self.announce("ended", region)
+        self.table.ended.clear()
         if self.state.freed:
             self.state.freed = False
             self.announce("freed", None)
@@ -163,7 +167,7 @@ class Service:
         for number in regions:
             if number in session.regions:
                 self.table.release(session, session.regions[number])
-        self._tell_of_room()
+        self._tell_of_ends()
 
     def _sleep(self, session: Session, number: int, before: Session | None = None) -> None:
         """Count a region as asleep, if an earlier session had it so, or the process may have it."""
@@ -220,9 +224,11 @@ class Service:
             region = before.regions[number]
             lease = region.leases[before.number]
             self._lease(session, region, lease.writable, lease.gpu)
+            if region.exporter == before.number:
+                self.table.commit(records.Bound(number, session.number))
             return True
         found = self.table.regions.get(number)
-        if found is None:
+        if found is None or found.ended:
             return False
         wanted = READ | WRITE if writable else READ
         if number not in session.regions:
@@ -251,6 +257,7 @@ class Service:
                 version = self.table.next_version(region)
                 self.table.commit(records.Published(region.number, version))
                 self.announce("allocated", region)
+            grant, fd = self._grant_made(session, region, request)
         else:
             region = found
             require(session.identity, region, READ | WRITE, "allocate")
@@ -262,9 +269,14 @@ class Service:
                     f"{device_words(device)} were asked for: ask for what exists, delete it "
                     f"first, or take another name"
                 )
+            if request.grace is not None and region.grace is None:
+                raise errors.InvalidRequest(
+                    f"allocate: {region} exists and is not bound to its exporter: leave grace out, "
+                    f"delete it first, or take another name"
+                )
             if region.number not in session.regions:
                 self.quotas.require_lease("allocate", self.table, session.identity)
-        grant, fd = self._grant(session, region, not region.sealed, request.gpu, request.id)
+            grant, fd = self._grant(session, region, not region.sealed, request.gpu, request.id)
         grant.created = created
         return grant, [fd]
 
@@ -285,7 +297,7 @@ class Service:
                 f"owner out; only root and the broker's user may",
             )
         region = self._make("create", session, request, request.owner)
-        grant, fd = self._grant(session, region, True, request.gpu, request.id)
+        grant, fd = self._grant_made(session, region, request)
         return grant, [fd]
 
     def _make(
@@ -324,6 +336,7 @@ class Service:
             request.mode,
             request.metadata,
             uuid=self.quotas.uuids.get(device, ""),
+            grace=request.grace,
         )
         try:
             return self.state.add(made, fd)
@@ -451,7 +464,10 @@ class Service:
     ) -> RegionEntry:
         """The region to get: see :class:`requests.Get`."""
         if life is None or life == self.table.life:
-            return self._find(call, session, name, number)
+            region = self._find(call, session, name, number)
+            if region.ended:
+                raise errors.Gone(f"{call}: {region} ended with its exporter")
+            return region
         return self._find_copy(session, life, number)
 
     def _find_copy(self, session: Session, life: str, number: int | None) -> RegionEntry:
@@ -514,6 +530,14 @@ class Service:
             if refusal is not None:
                 yield refusal, []
 
+    def _grant_made(
+        self, session: Session, region: RegionEntry, request: requests.Allocate
+    ) -> tuple[Grant, int]:
+        """Grant a region to the session that made it, and bind it if the request says so."""
+        if region.grace is not None:
+            self.table.commit(records.Bound(region.number, session.number))
+        return self._grant(session, region, True, request.gpu, request.id)
+
     def _grant(
         self,
         session: Session,
@@ -549,6 +573,7 @@ class Service:
             readonly=not writable,
             enforced=enforced,
             metadata=region.metadata,
+            grace=None if region.exporter == session.number else region.grace,
         )
         return grant, region.fd if fd is None else fd
 
@@ -668,7 +693,7 @@ class Service:
         """Tell of regions whose names were deleted, and of the memory of others that is freed."""
         for region in regions:
             self.announce("deleted", region)
-        self._tell_of_room()
+        self._tell_of_ends()
 
     def _list(self, session: Session, request: requests.List) -> Answer:
         return telling.page(self.table, session.identity, request), []

@@ -52,6 +52,8 @@ class RegionEntry(records.Made, eq=False, gc=True):
     #: The mark in its metadata, once it is sealed.
     mark: Mark | None = None
     digest: str | None = None
+    #: The session of its exporter, if it is bound and has not ended.
+    exporter: int = 0
     leases: dict[int, LeaseEntry] = field(default_factory=dict)
     #: The number of writable leases.
     writers: int = 0
@@ -68,6 +70,11 @@ class RegionEntry(records.Made, eq=False, gc=True):
     def stamp(self, life: str) -> str:
         """What identifies its contents, once it is sealed; ``life`` is that of the broker."""
         return self.mark.stamp if self.mark else own_stamp(self.number, life)
+
+    @property
+    def ended(self) -> bool:
+        """Whether it was bound to its exporter, whose lease has ended."""
+        return self.grace is not None and not self.exporter
 
     @property
     def draft(self) -> bool:
@@ -128,6 +135,8 @@ class Table:
         #: The owners of the copies that keep the names of regions while these sleep, and the
         #: regions' versions.
         self.kept: dict[str, tuple[int, int]] = {}
+        #: Bound regions that have ended, until the service has told of them.
+        self.ended: list[RegionEntry] = []
         self._next = 1
         self._journal = journal
         self._freed = freed
@@ -336,7 +345,16 @@ class Table:
         """End a session's lease."""
         region.writers -= region.leases.pop(session.number).writable
         count(self.leased, session.identity.uid, -1)
+        if region.exporter == session.number:
+            region.exporter = 0
+            self.ended.append(region)
+            if region.linked:
+                self._unlink_all([region.number])
+                return
         self._forget_unheld(region)
+
+    def _bind(self, record: records.Bound) -> None:
+        self.regions[record.region].exporter = record.session
 
     def _sleep(self, record: records.Slept) -> None:
         session = self.sessions[record.session]
@@ -393,9 +411,13 @@ class Table:
         return next(iter(self._copies.get((life, number, uid), {}).values()), None)
 
     def discard_unheld(self) -> None:
-        """Forget regions whose broker died before a client got them."""
+        """Forget regions whose broker died before a client got them, or had them bound to it."""
         for region in list(self.regions.values()):
-            self._forget_unheld(region)
+            if region.ended and region.linked:
+                self._unlink_all([region.number])
+            else:
+                self._forget_unheld(region)
+        self.ended.clear()
 
     def beginning(self) -> records.Life:
         """The first of the records that make this state."""
@@ -426,4 +448,5 @@ _APPLY: dict[type, Callable[[Table, Any], None]] = {
     records.Slept: Table._sleep,
     records.Woke: Table._wake,
     records.Kept: Table._keep,
+    records.Bound: Table._bind,
 }

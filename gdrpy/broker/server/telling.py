@@ -35,6 +35,8 @@ def entry(table: Table, region: RegionEntry) -> RegionInfo:
         readers=len(region.leases) - region.writers,
         writers=region.writers,
         uuid=region.uuid or None,
+        grace=region.grace,
+        ended=region.ended,
         asleep=sum(version >= newest for version in table.sleepers(region).values()),
     )
 

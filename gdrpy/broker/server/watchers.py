@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from gdrpy.broker import replies
+from gdrpy.broker import replies, requests
 from gdrpy.broker.server.connection import EVENTS_LIMIT, Notification, ServerConnection, User
 from gdrpy.broker.server.rights import READ, allowed
 from gdrpy.broker.server.service import SLICE
@@ -29,9 +29,9 @@ class Watchers:
         self._event = 0
         self._users: dict[int, User] = {}
 
-    def add(self, connection: ServerConnection, prefix: str) -> None:
-        """From now on send a connection events about names that begin with ``prefix``."""
-        connection.watching = prefix
+    def add(self, connection: ServerConnection, request: requests.Watch) -> None:
+        """From now on send a connection the events that it asks for."""
+        connection.watching = request
         connection.since = self._event + 1
         connection.user.watchers[connection] = None
         self._users[connection.uid] = connection.user
@@ -50,7 +50,7 @@ class Watchers:
             if not user.events:
                 self._turns.add(user.uid, functools.partial(self._tell_some, user))
             if len(user.events) < EVENTS_LIMIT:
-                user.events.append(Notification(self._event, packet, region))
+                user.events.append(Notification(self._event, packet, region, event == "ended"))
             else:
                 user.events[-1] = Notification(self._event, None, None)
 
@@ -70,17 +70,24 @@ class Watchers:
 
     def _tell_one(self, connection: ServerConnection, event: Notification) -> None:
         """Send an event to a watcher, if it may know of it."""
-        region = event.region
-        if region is not None and not (
-            region.name is not None
-            and region.name.startswith(connection.watching or "")
-            and allowed(connection.identity, region, READ)
-        ):
+        if event.packet is not None and not _concerns(connection, event):
             return
         if len(connection.outbox) >= (1 if event.packet is None else EVENTS_LIMIT):
             connection.lost = True
         else:
             self._tell(connection, event.packet or LOST)
+
+
+def _concerns(connection: ServerConnection, event: Notification) -> bool:
+    """Whether a watcher asked for an event, and may know of it."""
+    wanted, region = connection.watching, event.region
+    assert wanted is not None
+    if wanted.ends and not event.ends:
+        return False
+    return region is None or (
+        (wanted.ends or (region.name is not None and region.name.startswith(wanted.prefix)))
+        and allowed(connection.identity, region, READ)
+    )
 
 
 def _packet(event: str, region: RegionEntry | None) -> bytes:

@@ -113,6 +113,8 @@ def _lines(
         ("rights", f"{broker.mode_words(region.mode)} ({region.mode:04o})"),
         ("sealed", "yes" if region.sealed else "no"),
     ]
+    if region.grace is not None:
+        lines.append(("ends", f"with its exporter, {region.grace:g} s later for other holders"))
     if region.sha256:
         lines.append(("SHA-256", region.sha256))
     if region.metadata:

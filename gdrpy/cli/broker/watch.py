@@ -1,7 +1,8 @@
 """Prints a line when a region that you may read is allocated, published, sealed or
-deleted, when the memory of a deleted region is free again (without its name), and when
-events were lost, because the broker restarted or this command was too slow. With PREFIX
-only events of names that begin with it, and lost events, are printed and counted.
+deleted, when it ends with its exporter, when the memory of a deleted region is free
+again (without its name), and when events were lost, because the broker restarted or
+this command was too slow. With PREFIX only events of names that begin with it, and
+lost events, are printed and counted.
 
 examples:
   gdrpy watch

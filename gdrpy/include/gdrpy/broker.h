@@ -117,6 +117,7 @@ enum gdrpy_event_kind {
 	GDRPY_EVENT_PUBLISHED, /* a draft got its name */
 	GDRPY_EVENT_SEALED,
 	GDRPY_EVENT_DELETED,
+	GDRPY_EVENT_ENDED, /* a region lost its exporter: release it within its grace time */
 	GDRPY_EVENT_FREED, /* memory was freed; names no region */
 	GDRPY_EVENT_LOST,  /* events are missing: read too late, or the broker was restarted */
 };

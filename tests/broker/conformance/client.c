@@ -187,7 +187,7 @@ static int watch(const char *prefix)
 static int next_event(struct gdrpy_watch *watch, int timeout_ms)
 {
 	static const char *const kinds[] = {
-		"other", "allocated", "published", "sealed", "deleted", "freed", "lost",
+		"other", "allocated", "published", "sealed", "deleted", "ended", "freed", "lost",
 	};
 	struct gdrpy_event event;
 	int result = gdrpy_watch_next(watch, timeout_ms, &event);

@@ -215,7 +215,8 @@ class Region(Shown):
     ) -> Self:
         """Like :meth:`from_fd`, for memory that a broker describes: see own_export().
 
-        The call takes ``descriptor`` over, even if it raises. The memory keeps ``source``.
+        Memory of a GPU that this process does not see has the CPU view alone. The call takes
+        ``descriptor`` over, even if it raises. The memory keeps ``source``.
         """
         call = f"opening a {cls.__name__}"
         memory = own_export(
@@ -227,6 +228,7 @@ class Region(Shown):
             readonly=readonly,
             viewer=viewer,
             address=address,
+            unseen=cpu,
         )
         memory.source = source
         return cls._of(memory, nbytes, cpu=cpu, readonly=readonly)
@@ -242,6 +244,8 @@ class Region(Shown):
         if self._ptr is None:
             if self.location == HOST_LOCATION:
                 raise MissingView("Region.ptr: host memory has no GPU address: alloc on a device")
+            if self._memory.unseen is not None:
+                raise MissingView(f"Region.ptr: {self._memory.unseen}")
             raise MissingView("Region.ptr: it was opened without a GPU view: open it with gpu=True")
         return self._ptr
 

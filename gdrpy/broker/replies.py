@@ -185,6 +185,8 @@ class Grant(Reply):
     #: Seconds in which to give it back once its exporter's lease ends; None if it is unbound, or
     #: for the exporter.
     grace: float | None = None
+    #: The GPU's; None for the host.
+    uuid: str | None = None
 
 
 class Grants(Reply):

@@ -8,7 +8,13 @@ from typing import Any
 
 from gdrpy._core._mapping import Descriptor, Undo, fixed_size
 from gdrpy._core.calls import text
-from gdrpy.errors import InvalidHandle, MissingView, PermissionDenied, SizeMismatch
+from gdrpy.errors import (
+    InvalidHandle,
+    MissingView,
+    NotFound,
+    PermissionDenied,
+    SizeMismatch,
+)
 from gdrpy.memory import vmm
 from gdrpy.memory.backends import forced
 from gdrpy.memory.descriptors import (
@@ -37,12 +43,14 @@ def open_export(
     backend: str | None = None,
     viewer: int | None = None,
     address: int | None = None,
+    unseen: bool = False,
 ) -> Memory:
     """Open the memory behind a descriptor, which the caller keeps; it has at least ``nbytes``.
 
     ``gpu`` gives it a GPU view, ``readonly`` or not, on GPU ``viewer``; None is the GPU that the
     memory lies on. Without a GPU view CUDA is not needed. Host memory has no GPU view and ignores
-    ``backend``. ``address`` is that of the GPU view, None is any.
+    ``backend``. ``address`` is that of the GPU view, None is any. ``unseen`` memory, of a GPU that
+    this process does not see, gets no GPU view; else it raises NotFound.
 
     Raises InvalidHandle, SizeMismatch, PermissionDenied, OutOfMemory, CudaError, NotFound,
     BackendUnavailable, ValueError, AddressInUse, MissingView (host memory at a GPU address).
@@ -65,11 +73,17 @@ def open_export(
             raise _too_large(call, nbytes, core.nbytes)
         if gpu:
             _check_importable(call, fd, device)
-        memory = (
-            vmm.import_fd(call, fd, core.nbytes, viewer, readonly, address)
-            if gpu
-            else keep_fd(fd, core.nbytes)
-        )
+        try:
+            memory = (
+                vmm.import_fd(call, fd, core.nbytes, viewer, readonly, address)
+                if gpu
+                else keep_fd(fd, core.nbytes)
+            )
+        except NotFound:
+            if not unseen or viewer is not None or address is not None:
+                raise
+            memory = keep_fd(fd, core.nbytes)
+            memory.unseen = vmm.UNSEEN.format(gpu="a GPU")
         memory.keep_core(core, undo.pop_all())
         return memory
 
@@ -112,6 +126,7 @@ def own_export(
     readonly: bool = False,
     viewer: int | None = None,
     address: int | None = None,
+    unseen: bool = False,
 ) -> Memory:
     """Like :func:`open_export`, but the memory takes the descriptor over.
 
@@ -125,7 +140,14 @@ def own_export(
             return MemoryFile(descriptor, size, device)
     try:
         return open_export(
-            call, fd, nbytes, gpu=gpu, readonly=readonly, viewer=viewer, address=address
+            call,
+            fd,
+            nbytes,
+            gpu=gpu,
+            readonly=readonly,
+            viewer=viewer,
+            address=address,
+            unseen=unseen,
         )
     finally:
         descriptor.close()

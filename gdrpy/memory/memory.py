@@ -38,6 +38,8 @@ class Memory(Owner, ABC):
     fabric: bytes | None = None
     #: Whether only the GPU addresses are kept.
     detached = False
+    #: Why it has no GPU view though one was asked for, in words.
+    unseen: str | None = None
     #: Why it will not come back, in words.
     lost: str | None = None
     #: Whether alloc() made it, and not another owner.

@@ -25,6 +25,12 @@ from gdrpy.memory import reclaim
 from gdrpy.memory.descriptors import describe, private, private_duplicate
 from gdrpy.memory.gpu import GpuMemory
 
+#: What is wrong with memory of another GPU, and the remedy.
+UNSEEN = (
+    "the memory lies on {gpu} that this process does not see: add it to CUDA_VISIBLE_DEVICES and "
+    "to the container's GPUs"
+)
+
 #: Each says in words what this process has in a range of GPU addresses, or None: asked for errors.
 tenants: list[Callable[[int, int], str | None]] = []
 
@@ -231,10 +237,7 @@ def _import(undo: Undo, call: str, fd: int) -> tuple[Descriptor, Any, int]:
     handle = _import_handle(undo, own.fileno())
     home = _home(handle)
     if home is None:
-        raise NotFound(
-            f"{call}: the memory lies on a GPU that this process does not see: add it to "
-            f"CUDA_VISIBLE_DEVICES and to the container's GPUs, or open with gpu=False"
-        )
+        raise NotFound(f"{call}: {UNSEEN.format(gpu='a GPU')}, or open with gpu=False")
     reclaim.reclaim(home)
     return own, handle, home
 

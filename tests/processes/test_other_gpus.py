@@ -233,7 +233,49 @@ for how in ({"device": 1, "gpu": False}, {"device": "cpu"}, {"device": 1.5}, {"d
         ]
 
 
+#: Opens a region by its name, which lies on a GPU that it does not see.
+BLIND_CLIENT = """
+import warnings
+broker = gdrpy.connect(sys.argv[1])
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    region = broker.get("there")
+print(*[one.message for one in caught])
+print(region.read(4), region.device)
+refusal(lambda: region.ptr)
+refusal(lambda: broker.get("there", cpu=False))
+refusal(lambda: broker.get("there", device=0, cpu=False))
+"""
+
+
 class TestBroker:
+    def test_opens_memory_of_a_gpu_that_is_not_seen_for_the_cpu_and_says_so(self) -> None:
+        code = f"""
+from gdrpy.broker import temporary
+with temporary("--keeper", "none") as path, gdrpy.connect(path) as broker:
+    with broker.allocate("there", 4096, 1) as region:
+        region.write(b"seen")
+        print(cuda.uuid(1))
+        sys.stdout.flush()
+        subprocess.run(
+            [sys.executable, "-c", {PREAMBLE + BLIND_CLIENT!r}, path],
+            env=os.environ | {{"GDRPY_SIM_DEVICES": "1"}},
+        )
+"""
+        uuid, warned, read, *refused = run(code)
+        words = (
+            f"the memory lies on the GPU {uuid} that this process does not see: add it to "
+            f"CUDA_VISIBLE_DEVICES and to the container's GPUs"
+        )
+        assert warned == (
+            f"opening region 'there' with its CPU view alone: {words}, or open it with gpu=False"
+        )
+        assert read == "b'seen' None"
+        assert refused[0] == f"MissingView Region.ptr: {words}"
+        assert refused[2].startswith(
+            "NotFound opening a BrokerRegion: the memory lies on a GPU that this process does not"
+        )
+
     def test_makes_regions_on_a_gpu_by_its_uuid_and_tells_it(self) -> None:
         code = """
 from gdrpy.broker import temporary

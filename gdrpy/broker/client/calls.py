@@ -208,7 +208,8 @@ async def get(
 
     Args:
         name: The region's name.
-        gpu: Whether this process gets the GPU view. Without it the process needs no CUDA.
+        gpu: Whether this process gets the GPU view. Without it the process needs no CUDA. If the
+            process does not see the memory's GPU, it gets the CPU view alone, with a warning.
         cpu: Whether this process gets the CPU view.
         readonly: Whether to get read-only views.
         wait: How many seconds to wait for the name to appear; None does not wait.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Thread
@@ -112,6 +113,8 @@ class LeasedRegion(Region):
             region._broker = broker
             region._describe(grant, lease)
             remember(region._memory, region._cpu)
+            if region._memory.unseen is not None:
+                region._warn_of_unseen(grant.uuid)
         except BaseException:
             region.close()
             raise
@@ -120,6 +123,16 @@ class LeasedRegion(Region):
     @property
     def _remedy(self) -> str:  # type: ignore[override]
         return ATTACH if self._asleep is None else "wake it by broker.wake_many([region]) first"
+
+    def _warn_of_unseen(self, uuid: str | None) -> None:
+        """Warn that it has the CPU view alone."""
+        words = vmm.UNSEEN.format(gpu=f"the GPU {uuid}")
+        self._memory.unseen = words
+        warnings.warn(
+            f"opening region {self.name!r} with its CPU view alone: {words}, or open it with "
+            f"gpu=False",
+            stacklevel=3,
+        )
 
     def _describe(self, grant: Grant, lease: Lease) -> None:
         self.id = grant.region

@@ -574,6 +574,7 @@ class Service:
             enforced=enforced,
             metadata=region.metadata,
             grace=None if region.exporter == session.number else region.grace,
+            uuid=region.uuid or None,
         )
         return grant, region.fd if fd is None else fd
 

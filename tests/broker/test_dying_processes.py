@@ -7,16 +7,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from gdrpy.broker.server import loop, orphans, peers
+from gdrpy.broker.server.digests import Digests
 from gdrpy.broker.server.peers import is_ending
 from gdrpy.broker.server.rights import Identity
 from gdrpy.broker.server.table import Session
 from rawclient import RawClient
-from threaded import in_thread
+from threaded import MemoryStore, in_thread
 
 #: Holds a region by some connections, gives these up when told to, and lives until its stdin ends.
 HOLDER = """
@@ -49,11 +51,48 @@ ctypes.CDLL(None).syscall(60, 0)
 """
 
 
+#: Has a connection give back its leases, or wake its sleepers, where the broker does not read it,
+#: resumes it by another one that takes nothing over, and lives until its stdin ends.
+RESUMER = """
+import sys
+import msgpack
+from rawclient import RawClient
+first, second = RawClient(sys.argv[1]), RawClient(sys.argv[1])
+regions = [first.allocate(f"region {number}")["region"] for number in range(150)]
+if sys.argv[2] == "asleep":
+    packet = {"op": "release", "regions": regions, "asleep": regions}
+    first.send_bytes(msgpack.packb(packet))
+first.ok("seal", region=first.allocate("sealed")["region"])
+first.send("digest", region=first.get("sealed")["region"])
+awake = {"regions": [], "awake": regions}
+given = awake if sys.argv[2] == "asleep" else {"regions": regions[:65]}
+first.send_bytes(msgpack.packb({"op": "release", **given}))
+second.ok("resume", session=first.session, leases=[])
+print("resumed", flush=True)
+sys.stdin.readline()
+"""
+
+
 @pytest.fixture
-def path(tmp_path: Path) -> Iterator[str]:
+def store() -> Iterator[MemoryStore]:
+    """What the next broker finds."""
+    store = MemoryStore()
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def path(tmp_path: Path, store: MemoryStore) -> Iterator[str]:
     """A broker in a thread of this process."""
-    with in_thread(str(tmp_path / "s"), 0.0) as path:
+    with in_thread(str(tmp_path / "s"), 0.0, store) as path:
         yield path
+
+
+@pytest.fixture
+def unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has the broker see no process, and keep the leases of closed connections for a moment."""
+    monkeypatch.setattr(loop, "is_ending", lambda process: None)
+    monkeypatch.setattr(loop, "_UNSEEN", 0.2)
 
 
 @pytest.fixture
@@ -179,6 +218,97 @@ class TestLease:
             assert writers(other) == 1
             holder.kill()
             assert until_without(other) == 0
+
+
+@contextmanager
+def running(program: str, path: str, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """A client's program, which is killed at the end."""
+    with subprocess.Popen(
+        [sys.executable, "-c", program, path, *words],
+        cwd=Path(__file__).parent,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.usefixtures("unseen")
+class TestProcessUnseen:
+    """As one of another PID namespace."""
+
+    def test_keeps_the_lease_of_a_closed_connection_until_it_ends(self, path, holder, monkeypatch):
+        monkeypatch.setattr(loop, "_UNSEEN", 60.0)
+        with RawClient(path) as other:
+            assert holder.stdout.readline() == "holds\n"
+            step(holder, "closed")
+            assert [writers(other) for _ in range(20)] == [1] * 20
+            holder.kill()
+            assert until_without(other) == 0
+
+    def test_keeps_it_no_longer_than_for_a_while(self, path, holder):
+        with RawClient(path) as other:
+            assert holder.stdout.readline() == "holds\n"
+            step(holder, "closed")
+            assert until_without(other) == 0
+            assert holder.poll() is None
+
+    def test_keeps_it_no_longer_if_the_broker_restarts(self, tmp_path, store, monkeypatch):
+        monkeypatch.setattr(loop, "_UNSEEN", 60.0)
+        first, second = str(tmp_path / "first"), str(tmp_path / "second")
+        with ExitStack() as processes:
+            with in_thread(first, 60.0, store), RawClient(first) as maker:
+                maker.release(maker.allocate("kv")["region"])
+                holder = processes.enter_context(running(HOLDER, first, "1"))
+                assert holder.stdout.readline() == "holds\n"
+                step(holder, "closed")
+                assert [writers(maker) for _ in range(20)] == [1] * 20
+            monkeypatch.setattr(loop, "_UNSEEN", 0.2)
+            with in_thread(second, 60.0, store), RawClient(second) as other:
+                assert until_without(other) == 0
+                other.ok("delete", name="kv")
+
+    @pytest.mark.parametrize("given", ["leases", "asleep"])
+    def test_may_resume_a_session_amid_what_it_gave_back(
+        self, tmp_path, path, store, holder, given, monkeypatch
+    ):
+        monkeypatch.setattr(Digests, "submit", lambda self, job: None)  # it never ends
+        with RawClient(path) as other, running(RESUMER, path, given) as resumer:
+            assert holder.stdout.readline() == "holds\n"
+            assert resumer.stdout.readline() == "resumed\n"
+            step(holder, "closed")
+            assert until_without(other) == 0  # later than what was kept of the other process
+            assert other.ok("status").get("leases", 0) == 0
+            names = set(other.names())
+        with in_thread(str(tmp_path / "next"), 0.0, store) as path, RawClient(path) as again:
+            assert set(again.names()) == names
+
+    @pytest.mark.parametrize(("times", "left"), [(2, 1), (3, 0)])
+    def test_gives_back_as_many_grants_as_it_said_before_it_closed(
+        self, path, times, left, monkeypatch
+    ):
+        monkeypatch.setattr(loop, "_UNSEEN", 60.0)
+        monkeypatch.setattr(Digests, "submit", lambda self, job: None)
+        with RawClient(path) as other, RawClient(path) as client:
+            sealed = other.allocate("sealed")["region"]
+            other.ok("seal", region=sealed)
+            for _ in range(3):
+                held = client.allocate("kv")["region"]
+            client.send("digest", region=sealed)  # which it does not wait for
+            client.release(*[held] * times, sealed, 1 << 40)
+            client.close()
+            deadline = time.monotonic() + 20
+            while (found := holders(other)) != [1] * left and time.monotonic() < deadline:
+                time.sleep(0.001)
+            assert found == [1] * left
+
+
+def holders(client: RawClient) -> list[int]:
+    """The number of grants of each holder."""
+    return [holder["count"] for holder in client.ok("stat", name="kv")["holders"]]
 
 
 class TestNumber:

@@ -50,7 +50,7 @@ def described(table: Table) -> dict[str, Any]:
         },
         "kept": table.kept,
         "sessions": {
-            session.number: (session.identity, set(session.regions), session.asleep)
+            session.number: (session.identity, set(session.regions), session.asleep, session.left)
             for session in table.sessions.values()
         },
         "used": {device: used for device, used in table.used.items() if used},
@@ -321,7 +321,7 @@ def change(table: Table, chance: random.Random) -> None:
     sessions, regions = list(table.sessions.values()), list(table.regions.values())
     region = chance.choice(regions) if regions else None
     session = chance.choice(sessions) if sessions else None
-    what = chance.randrange(14)
+    what = chance.randrange(15)
     if session is None or what == 0:
         table.commit(records.Began(table.number(), 100, 7, 1, 1, []))
     elif region is None or what < 4:
@@ -358,6 +358,8 @@ def change(table: Table, chance: random.Random) -> None:
         awake = table.names.get(region.original)
         if awake is None or awake.uid == region.uid:
             table.commit(records.Kept(region.number, chance.randrange(3)))
+    elif what == 14:
+        table.commit(records.Left(session.number))
 
 
 def copy(table: Table, name: str, uid: int) -> None:

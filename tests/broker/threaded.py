@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,12 +15,35 @@ from gdrpy.broker.server.state import State
 from gdrpy.broker.server.store import Store
 
 
+class MemoryStore(Store):
+    """Keeps descriptors for the next broker, which finds all that one had that was killed."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, int] = {}
+
+    def recover(self) -> dict[str, int]:
+        return {key: os.dup(fd) for key, fd in self.held.items()}
+
+    def hold(self, key: str, fd: int, patience: float = 0.0) -> None:
+        self.drop(key)
+        self.held[key] = os.dup(fd)
+
+    def drop(self, key: str) -> None:
+        if key in self.held:
+            os.close(self.held.pop(key))
+
+    def close(self) -> None:
+        """Drop all."""
+        for key in list(self.held):
+            self.drop(key)
+
+
 @contextmanager
-def in_thread(path: str, resume_within: float) -> Iterator[str]:
+def in_thread(path: str, resume_within: float, store: Store | None = None) -> Iterator[str]:
     """Serve at a path inside the block; returns the path."""
     with ExitStack() as stack:
         listener = stack.enter_context(unix.listen(path, 0o600, 16))
-        state = State(Store())
+        state = State(store or Store())
         stack.callback(state.end)
         server = Server(listener, Service(state, Quotas(), "test", False), resume_within)
         serving = threading.Thread(target=server.run)

@@ -54,7 +54,7 @@ class Compaction:
                 if number in self._regions:
                     return
                 self._copy_session(session)
-            case records.Slept(session) | records.Woke(session):
+            case records.Slept(session) | records.Woke(session) | records.Left(session):
                 if session in self._sessions:
                     return
             case records.Made() | records.Began():
@@ -76,6 +76,8 @@ class Compaction:
             self._append(session.began())
             for slept in session.asleep.values():
                 self._append(slept)
+            if session.left:
+                self._append(records.Left(number))
 
     def _copy(self, region: RegionEntry) -> int:
         """Copy a region, unless it is gone; returns the number of records."""

@@ -11,7 +11,7 @@ import select
 import socket
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar, cast
@@ -21,7 +21,7 @@ import msgspec
 from gdrpy import errors
 from gdrpy.broker import replies, requests
 from gdrpy.broker.protocol import PACKET_LIMIT, UNDECODABLE
-from gdrpy.broker.server import malformed
+from gdrpy.broker.server import malformed, records
 from gdrpy.broker.server.connection import NONSENSE_LIMIT, Flight, ServerConnection, User
 from gdrpy.broker.server.digests import Digests, Job
 from gdrpy.broker.server.door import Door
@@ -60,8 +60,9 @@ _LOOK_EACH = 5e-5
 #: Seconds for which the leases of a process in another namespace stay after its connection, unless
 #: it ends: the broker cannot see whether it exits or lives on.
 _UNSEEN = 10.0
-#: Packets that such a process sent before it closed its connection, and that are read.
-_LAST_WORDS = 64
+#: Packets that such a process sent before it closed its connection, and that are read: up to the
+#: one that exceeds these bytes.
+_LAST_WORDS, _LAST_BYTES = 64, 16 << 10
 
 _IN, _OUT, _END = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
 _decode = msgspec.msgpack.Decoder(requests.AnyRequest).decode
@@ -124,7 +125,8 @@ class Server:
         self._state.too_long = functools.partial(self._turns.add, JOURNAL, self._compact)
         self._watch_store()
         for session in list(self.service.table.sessions.values()):
-            self._orphans.keep(session, self._resume_within)
+            within = self._resume_within
+            self._orphans.keep(session, min(within, _UNSEEN) if session.left else within)
         self._end_sessions()
         connections, waits, late = self._connections, self._turns.circle, self._door.late
         state, orphans = self._state, self._orphans
@@ -392,16 +394,21 @@ class Server:
         if connection.session is not None:
             del self._of_session[connection.session.number]
             seconds = self._seconds_left(connection.session)
-            if seconds == _UNSEEN:
+            self._orphans.keep(connection.session, seconds)
+            if seconds == _UNSEEN and self._orphans.keeps(connection.session):
                 work = self._leaving(connection.session, self._last_words(connection))
-                self._go_on_in_turns(connection.uid, work, self._turns.add)
-            else:
-                self._orphans.keep(connection.session, seconds)
+                uid, add = connection.uid, self._turns.add
+                add(uid, functools.partial(self._go_on_in_turns, uid, work, add))
         self._leave(connection)
 
-    def _last_words(self, connection: ServerConnection) -> list[requests.Release]:
-        """The leases that a client gave back before it closed its connection."""
-        words = []
+    def _last_words(self, connection: ServerConnection) -> Counter[int]:
+        """How many grants of each lease a client gave back before it closed its connection.
+
+        The complements of regions' numbers are of regions that it had asleep.
+        """
+        session, given = connection.session, Counter[int]()
+        assert session is not None
+        room = _LAST_BYTES
         for _ in range(_LAST_WORDS):
             try:
                 size = connection.sock.recv_into(self._buffer)
@@ -414,15 +421,27 @@ class Server:
             with contextlib.suppress(*UNDECODABLE):
                 request = _decode(self._view[:size])
                 if isinstance(request, requests.Release):
-                    words.append(request)
-        return words
+                    given.update(one for one in request.regions if one in session.regions)
+                    given.update(~one for one in request.awake if one in session.asleep)
+            room -= size
+            if room <= 0:
+                break
+        return given
 
-    def _leaving(self, session: Session, words: list[requests.Release]) -> Iterator[object]:
-        """The turns in which a session gives leases back, and is kept with the others."""
-        for request in words:
-            if session.number in self.service.table.sessions:
-                yield from self._calls[requests.Release](session, request) or ()
-        self._orphans.keep(session, _UNSEEN)
+    def _leaving(self, session: Session, given: Counter[int]) -> Iterator[object]:
+        """The turns in which a closed session gives leases back, for as long as it is kept: its
+        process may resume it or end meanwhile.
+        """
+        if self._orphans.keeps(session):
+            self.service.table.commit(records.Left(session.number))
+        numbers = given.elements()
+        while self._orphans.keeps(session) and (some := list(itertools.islice(numbers, SLICE))):
+            held = [number for number in some if number >= 0]
+            awake = [~number for number in some if number < 0]
+            self._calls[requests.Release](session, requests.Release(held, [], awake))
+            yield None
+        if not (session.regions or session.asleep):
+            self._orphans.resumed(session.number)
 
     def _seconds_left(self, session: Session) -> float:
         """How long a session stays whose connection was closed, if its process does not end.

@@ -177,6 +177,10 @@ class Orphans:
         if seconds < math.inf:
             heapq.heappush(self._due, (time.monotonic() + seconds, session.number))
 
+    def keeps(self, session: Session) -> bool:
+        """Whether a session is kept."""
+        return session.number in self._fds
+
     def _watches(self, fd: int) -> bool:
         if fd not in self._of:
             try:

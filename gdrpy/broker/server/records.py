@@ -144,15 +144,21 @@ class Kept(Record, tag=13):
     version: int = 0
 
 
-class Bound(Record, tag=14):
-    """The session whose lease a region is bound to: its exporter's. 0: the region has ended."""
+class Left(Record, tag=14):
+    """The session's connection is closed, and whether its process lives on cannot be seen."""
+
+    session: int
+
+
+class Bound(Record, tag=15):
+    """The session whose lease a region is bound to: its exporter's."""
 
     region: int
     session: int
 
 
 _OfRegion = Made | Published | Unlinked | SealedNow | Digested | Changed | Kept | Bound
-_OfSession = Began | Ended | Granted | Released | Slept | Woke
+_OfSession = Began | Ended | Granted | Released | Slept | Woke | Left
 
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Life | _OfRegion | _OfSession).decode

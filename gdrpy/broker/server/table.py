@@ -96,6 +96,8 @@ class Session(Struct, eq=False):
     regions: dict[int, RegionEntry] = field(default_factory=dict)
     #: What it has asleep, by the regions' numbers.
     asleep: dict[int, records.Slept] = field(default_factory=dict)
+    #: Whether its connection was closed, and its process, which cannot be seen, may live on.
+    left: bool = False
 
     def began(self) -> records.Began:
         """The record of its beginning."""
@@ -298,6 +300,9 @@ class Table:
         self.sessions[record.session] = Session(record.session, identity)
         self._next = max(self._next, record.session + 1)
 
+    def _leave(self, record: records.Left) -> None:
+        self.sessions[record.session].left = True
+
     def _end(self, record: records.Ended) -> None:
         session = self.sessions.pop(record.session)
         for region in session.regions.values():
@@ -449,4 +454,5 @@ _APPLY: dict[type, Callable[[Table, Any], None]] = {
     records.Woke: Table._wake,
     records.Kept: Table._keep,
     records.Bound: Table._bind,
+    records.Left: Table._leave,
 }

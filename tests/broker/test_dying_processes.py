@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gdrpy.broker.server import loop, orphans, peers
+from gdrpy.broker.server import loop, orphans, peers, rights
 from gdrpy.broker.server.digests import Digests
 from gdrpy.broker.server.peers import is_ending
 from gdrpy.broker.server.rights import Identity
@@ -339,6 +339,41 @@ class TestNumber:
             for session in two:
                 processes.drop(session.number)
         assert (stored, descriptors()) == ({}, before)
+
+    def test_finds_a_process_whose_descriptor_was_not_stored(self):
+        own = os.pidfd_open(os.getpid())
+        number = peers.process_number(own, os.getpid())
+        os.close(own)
+        session = Session(1, Identity(os.getpid(), number, 0, 0, frozenset()))
+        processes = orphans.Processes(lambda key, fd: None, lambda key: None)
+        processes.recover([session], {})
+        assert processes.descriptor(session) is not None
+        processes.close()
+
+    def test_that_is_unknown_finds_none(self, monkeypatch):
+        monkeypatch.setattr(orphans, "start_time", lambda pid: 0)
+        session = Session(1, Identity(os.getpid(), 0, 0, 0, frozenset()))
+        processes = orphans.Processes(lambda key, fd: None, lambda key: None)
+        processes.recover([session], {})
+        assert processes.descriptor(session) is None
+
+    def test_that_is_unknown_resumes_what_the_process_may_have_and_no_session(
+        self, path, monkeypatch
+    ):
+        """As in other containers before Linux 6.9: a client that timed out keeps its regions."""
+        monkeypatch.setattr(rights, "process_number", lambda process, pid: 0)
+        with RawClient(path) as first, RawClient(path) as second:
+            named, nameless, draft = (
+                made["region"]
+                for made in (first.allocate("kv"), first.allocate(None), first.create("draft"))
+            )
+            leases = [(number, True, False) for number in (named, nameless, draft)]
+            reply = second.ok("resume", session=first.session, leases=leases)
+            assert reply["lost"] == [draft]
+            assert holders(first) == [1, 1]  # the first one is left alone
+            first.close()
+            assert second.ok("stat", region=nameless)["writers"] == 1
+            second.ok("delete", name="kv")
 
 
 class TestEnding:

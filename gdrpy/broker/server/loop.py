@@ -586,14 +586,14 @@ class Server:
 
     def _resume(self, session: Session, request: requests.Resume) -> Work:
         """Take over the leases of a connection of the same process, which is closed if open."""
-        ended = self.service.table.sessions.get(request.session)
         for made in self.service.resume(session, request):
             if made is not None and not request.more:
-                before = self._of_session.get(request.session)
-                if before is not None:
-                    self._close(before)
-                self._orphans.resumed(request.session)
+                ended = self.service.before(session, request.session)
                 if ended is not None:  # before the reply: the broker may be killed after it
+                    before = self._of_session.get(request.session)
+                    if before is not None:
+                        self._close(before)
+                    self._orphans.resumed(request.session)
                     yield from self.service.end(ended)
             yield made
 

@@ -18,9 +18,11 @@ from gdrpy.broker.server.peers import is_over, peer_process, process_number, sta
 from gdrpy.broker.server.quotas import PROCESS_CONNECTIONS, DescriptorReserve
 from gdrpy.broker.server.rights import Identity
 from gdrpy.broker.server.table import Session
+from gdrpy.broker.server.throttle import Throttle
 from gdrpy.errors import OutOfMemory
 
 log = logging.getLogger(__name__)
+log.addFilter(Throttle())
 
 
 @dataclass(eq=False)
@@ -77,7 +79,7 @@ class Processes:
         try:
             self._hold(_key(who), fd)
         except (OSError, OutOfMemory) as error:
-            log.warning("leases of process %d end with the broker: %s", who.pid, error)
+            log.warning("leases of process %d may end with the broker: %s", who.pid, error)
 
     def _known(self, who: Identity, fd: int) -> _Process:
         made = self._by_key[_key(who)] = _Process(fd, who)
@@ -92,20 +94,21 @@ class Processes:
                 if _key(who) in found:
                     self._known(who, found.pop(_key(who)))
                 else:
-                    self._know_by_start(who)
+                    self._know_by_number(who)
             if _key(who) in self._by_key:
                 self._count(session, self._by_key[_key(who)])
 
-    def _know_by_start(self, who: Identity) -> None:
-        """Know a process that a broker noted by its start, as earlier ones did.
+    def _know_by_number(self, who: Identity) -> None:
+        """Know a process of this namespace whose descriptor the store did not have.
 
-        It gets its number of today.
+        One that a broker noted by its start, as earlier ones did, gets its number of today.
         """
         with suppress(OSError), ExitStack() as undo:
             fd = os.pidfd_open(who.pid)
             undo.callback(os.close, fd)
-            if start_time(who.pid) == who.process:
-                who.process = process_number(fd, who.pid)
+            number = process_number(fd, who.pid)
+            if who.process and who.process in (number, start_time(who.pid)):
+                who.process = number
                 if _key(who) not in self._by_key:
                     self._known(who, fd)
                     undo.pop_all()

@@ -193,21 +193,24 @@ class Service:
         for start in range(0, len(request.leases), SLICE):
             if start:
                 yield None
-            before = self._before(session, request.session)
+            before = self.before(session, request.session)
             for lease in request.leases[start : start + SLICE]:
                 if not self._resume_lease(session, before, *lease):
                     lost.append(lease[0])
         for start in range(0, len(request.asleep), SLICE):
             yield None
-            before = self._before(session, request.session)
+            before = self.before(session, request.session)
             for number in request.asleep[start : start + SLICE]:
                 self._sleep(session, number, before)
-        self._before(session, request.session)
+        self.before(session, request.session)
         yield replies.Resumed(id=request.id, lost=lost), []
 
-    def _before(self, session: Session, number: int) -> Session | None:
-        """The session to resume, if it still exists. Raises InvalidRequest."""
-        before = self.table.sessions.get(number)
+    def before(self, session: Session, number: int) -> Session | None:
+        """The session to resume, if it still exists and the kernel tells whose it was.
+
+        Raises InvalidRequest.
+        """
+        before = self.table.sessions.get(number) if session.identity.process else None
         if before is not None and (
             before is session or not before.identity.is_same(session.identity)
         ):

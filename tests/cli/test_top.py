@@ -14,8 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 import gdrpy
+from gdrpy.broker.replies import Holder, RegionInfo
 from gdrpy.cli import keys, main
 from gdrpy.cli.broker import top
 
@@ -61,6 +63,23 @@ class TestTop:
         process = f"{os.getpid()} {Path('/proc/self/comm').read_text().strip()}"
         assert f"{process} 2.0 MiB in 1 region, writes, by {getpass.getuser()}" in lines
         assert [one for one in lines if one.startswith("table │ 0 r, 2 w │ 10.0 KiB │ 1 │ GPU 0")]
+
+    def test_tells_users_of_other_namespaces_apart(self, broker, put, capsys, monkeypatch):
+        """The broker has the number 0 for all of their processes."""
+        put("table")
+        holders = tuple(Holder(0, uid, False, False, 1) for uid in (4321, 4322))
+        stat = gdrpy.Broker.stat
+
+        def unseen(client: gdrpy.Broker, name: str) -> RegionInfo:
+            return replace(stat(client, name), holders=holders)
+
+        monkeypatch.setattr(gdrpy.Broker, "stat", unseen)
+        with gdrpy.connect() as client, client.get("table", gpu=False):
+            assert main(["top", "--count", "1"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        words = [" ".join(line.strip("│ ").split()) for line in lines]
+        for uid in (4321, 4322):
+            assert f"0 2.0 MiB in 1 region, by {uid}" in words
 
     @pytest.mark.parametrize("columns", [60, 120])
     def test_shows_versions_and_who_sleeps(self, broker, capsys, monkeypatch, columns):

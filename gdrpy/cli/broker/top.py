@@ -298,27 +298,31 @@ class Sample:
     def _holding(self, width: int) -> list[str]:
         """A line for each process: with its command's name, if that fits."""
         most = sorted(self._processes.items(), key=lambda item: -item[1].size)
-        rest = [one.words(width - len(_INDENT) - len(str(pid))) for pid, one in most]
-        named = [f"{pid} {_command(pid, one.uid)}" for pid, one in most]
+        rest = [one.words(width - len(_INDENT) - len(str(pid))) for (pid, _), one in most]
+        named = [f"{pid} {_command(pid, uid)}" for (pid, uid), _ in most]
         room = width - max(map(len, rest), default=0) - len(_INDENT)
         column = max([_COLUMN, *map(len, named)])
         if column > room:
-            named = [str(pid) for pid, _ in most]
+            named = [str(pid) for (pid, _), _ in most]
             column = max([min(_COLUMN, room), *map(len, named)])
         return [f"{name:{column}}{line}" for name, line in zip(named, rest, strict=True)]
 
 
-def _processes(client: Broker, regions: Sequence[RegionInfo]) -> dict[int, _Process]:
-    """The processes that hold regions or have them asleep, by their numbers for the broker."""
-    found: dict[int, _Process] = {}
+def _processes(client: Broker, regions: Sequence[RegionInfo]) -> dict[tuple[int, int], _Process]:
+    """The processes that hold regions or have them asleep, by their numbers for the broker and
+    their users: those of other PID namespaces are 0 to it.
+    """
+    found: dict[tuple[int, int], _Process] = {}
     used = [one for one in View().of(regions) if one.readers + one.writers + one.asleep]
     for region in used[:_ASKED]:
         with contextlib.suppress(NotFound, PermissionDenied):  # deleted meanwhile
             now = client.stat(str(region.name))
             for holder in now.holders or ():
-                found.setdefault(holder.pid, _Process(holder.uid)).add(holder, region)
+                key = holder.pid, holder.uid
+                found.setdefault(key, _Process(holder.uid)).add(holder, region)
             for sleeper in now.sleepers or ():
-                found.setdefault(sleeper.pid, _Process(sleeper.uid)).add_sleeper(sleeper)
+                key = sleeper.pid, sleeper.uid
+                found.setdefault(key, _Process(sleeper.uid)).add_sleeper(sleeper)
     return found
 
 

@@ -17,6 +17,15 @@ _DOCKERFILE = Path(__file__).parents[2] / "packaging/Dockerfile"
 SOCKET_FOLDER = Path("/run/gdrpy")
 #: As many users as an engine gives to a container.
 _USERS = 1 << 16
+#: Gives the copy of the machine at $1 the folder $3 at $2 with the options $4, and a /root that
+#: users may enter, since Python may lie there.
+_PREPARE = """
+chroot "$1" chmod 0755 /root
+chroot "$1" mkdir -p "$2"
+mount -t tmpfs memory "$1/dev/shm"
+mount --bind "$3" "$1$2"
+mount -o "$4" "$1$2"
+"""
 
 
 def instructions() -> dict[str, list[str]]:
@@ -49,15 +58,11 @@ class Containers:
 
         With ``first_user`` it gets a user namespace, whose users begin with that one here.
         """
-        machine = self._machines.copy()
-        machine.run("chmod", "0755", "/root")  # where its Python may lie
-        machine.run("mkdir", "-p", SOCKET_FOLDER)
-        inside, root = self._machines.inside, machine.root
-        inside("mount", "-t", "tmpfs", "memory", root / "dev/shm")
-        place = root / SOCKET_FOLDER.relative_to("/")
-        inside("mount", "--bind", self._folder, place)
-        if readonly:
-            inside("mount", "-o", "remount,bind,ro", place)
+        root = self._machines.copy().root
+        options = f"remount,bind,{'ro' if readonly else 'rw'}"
+        self._machines.inside(
+            *("sh", "-ec", _PREPARE, "sh", root, SOCKET_FOLDER, self._folder, options)
+        )
         namespaces = ["--mount", "--net", "--ipc", "--uts", "--pid", "--fork", "--kill-child"]
         if first_user is not None:
             users = f"{first_user},0,{_USERS}"

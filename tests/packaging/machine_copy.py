@@ -7,6 +7,13 @@ import subprocess
 from pathlib import Path
 
 PATH_OF_ROOT = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+#: Mounts a copy at $1 with the layer $2, the folder $3 and the options $4.
+_MOUNT = """
+mkdir -p "$1" "$2" "$3"
+mount -t overlay copy -o "$4" "$1"
+mount -t proc proc "$1/proc"
+mount --bind /dev "$1/dev"
+"""
 
 
 class Machines:
@@ -60,12 +67,10 @@ class Machine:
         self._mounted = False
 
     def mount(self) -> None:
-        inside = self.machines.inside
-        inside("mkdir", "-p", self.root, self._layer, self._work)
         options = f"lowerdir={self._below},upperdir={self._layer},workdir={self._work}"
-        inside("mount", "-t", "overlay", "copy", "-o", options, self.root)
-        inside("mount", "-t", "proc", "proc", self.root / "proc")
-        inside("mount", "--bind", "/dev", self.root / "dev")
+        self.machines.inside(
+            *("sh", "-ec", _MOUNT, "sh", self.root, self._layer, self._work, options)
+        )
         self._mounted = True
 
     def unmount(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import socket
 import stat
 import struct
@@ -28,6 +29,12 @@ TRUNCATED = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
 
 class BadPacket(ValueError):
     """A packet that is too long, or that lost descriptors."""
+
+
+def raise_descriptor_limit() -> None:
+    """Allow this process as many descriptors as possible."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def packet_socket() -> socket.socket:

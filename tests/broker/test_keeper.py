@@ -29,11 +29,12 @@ MANY = 1000
 class KeeperProcess:
     """A keeper of the test's own."""
 
-    def __init__(self, path: Path, linger: float) -> None:
+    def __init__(self, path: Path, linger: float, *prefix: str) -> None:
         self.path = str(path)
         with _unix.listen(self.path, 0o600, backlog=4) as listener:
             self.process = subprocess.Popen(
                 [
+                    *prefix,
                     sys.executable,
                     "-m",
                     keeper.__name__,
@@ -122,6 +123,19 @@ class TestKeeper:
                 hold(broker, key)
             found = given(broker)
         assert found == {key: key.encode() for key in keys}
+
+    def test_holds_as_many_as_its_hard_limit_allows(self, tmp_path: Path) -> None:
+        """An engine may start it, in a container, with a lower limit than the broker's."""
+        keys = {f"r{number}" for number in range(100)}
+        kept = KeeperProcess(tmp_path / "keeper", 60, "prlimit", "--nofile=64:4096")
+        try:
+            with kept.connect() as broker:
+                for key in keys:
+                    hold(broker, key)
+                assert given(broker) == {key: key.encode() for key in keys}
+        finally:
+            kept.process.kill()
+            kept.process.wait()
 
     def test_keeps_everything_for_the_next_broker(self, kept: KeeperProcess) -> None:
         with kept.connect() as broker:

@@ -8,7 +8,6 @@ import fcntl
 import gc
 import logging
 import os
-import resource
 import signal
 import socket
 import stat
@@ -68,7 +67,7 @@ def serve(options: Options, server: str, ready: Callable[[Server, State], None])
     Raises OSError if the socket cannot be made, FileExistsError if another broker has it, and
     KeyboardInterrupt for a signal before the broker is ready.
     """
-    _raise_descriptor_limit()
+    _unix.raise_descriptor_limit()  # a region takes one or two, a client one
     with _own_signals() as ends, Place(options) as place, _state(options) as state:
         begin = threading.Thread(target=_begin_cuda, args=[options.quotas], daemon=True)
         begin.start()
@@ -323,9 +322,3 @@ def _lets_in(folder: Path, mode: int, group: int | None) -> bool:
         return True
     own = os.getegid() if group is None else group
     return not mode & 0o007 and found.st_gid == own and bool(found.st_mode & 0o010)
-
-
-def _raise_descriptor_limit() -> None:
-    """Allow as many descriptors as possible: a region takes one or two, a client one."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -88,6 +88,7 @@ class Keeper:
 def main(listener_fd: int, linger: float) -> None:
     """Keep brokers' descriptors; wait ``linger`` seconds for the next broker."""
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    _unix.raise_descriptor_limit()
     keeper = Keeper()
     listener = socket.socket(fileno=listener_fd)
     path = listener.getsockname()

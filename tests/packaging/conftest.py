@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -128,13 +129,29 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
     machines.close()
 
 
-@pytest.fixture
-def containers(machines: Machines, need: Need, tmp_path: Path) -> Iterator[Containers]:
+@contextmanager
+def sharing_a_folder(machines: Machines, need: Need, parent: Path) -> Iterator[Containers]:
     """Containers that share a folder of the image's user."""
     need("util-linux", "uidmap")
-    folder = tmp_path / "socket"
+    folder = parent / "socket"
     folder.mkdir()
     os.chown(folder, 10001, 10001)
     containers = Containers(machines, folder)
     yield containers
     containers.close()
+
+
+@pytest.fixture
+def containers(machines: Machines, need: Need, tmp_path: Path) -> Iterator[Containers]:
+    """Containers that share a folder."""
+    with sharing_a_folder(machines, need, tmp_path) as containers:
+        yield containers
+
+
+@pytest.fixture(scope="class")
+def containers_of_class(
+    machines: Machines, need: Need, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Containers]:
+    """Containers that share a folder, for all tests of a class."""
+    with sharing_a_folder(machines, need, tmp_path_factory.mktemp("class")) as containers:
+        yield containers

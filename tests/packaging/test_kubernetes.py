@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shlex
@@ -243,45 +244,39 @@ class TestFiles:
         assert container["ports"] == [{"name": "metrics", "containerPort": 9464}]
 
 
+def start(containers: Containers, pod: str, name: str, *words: str, **others: Any) -> Container:
+    """Starts a container of a pod, with more words."""
+    files = ("client", "base/broker", "base/keeper")
+    template = pods([one for file in files for one in documents(file)])[pod]
+    (container,) = [one for one in containers_of(template) if one["name"] == name]
+    mounts = {one["name"]: one for one in container["volumeMounts"]}
+    command = [*others.pop("command", container["command"]), *words]
+    others.setdefault("user", template["spec"]["securityContext"]["runAsUser"])
+    return containers.start(command, readonly=mounts["socket"].get("readOnly", False), **others)
+
+
+def broker_of(containers: Containers, *limit: str) -> Container:
+    """Starts a broker beside a keeper that runs; it has read nothing yet."""
+    start(containers, "gdrpy-broker", "keeper").done()
+    return start(containers, "gdrpy-broker", "broker", *limit, "--json")
+
+
+def client_of(containers: Containers, program: str, *words: str, **others: Any) -> Container:
+    """Starts a program in a pod of a client."""
+    command = ["python", "-P", "-c", program]
+    return start(containers, "gdrpy-client", "client", *words, command=command, **others)
+
+
+@pytest.fixture(scope="class")
+def client(containers_of_class: Containers) -> Callable[..., Container]:
+    """Starts programs beside one broker, which gives each user 2 MB of the GPU."""
+    start(containers_of_class, "gdrpy-keeper", "keeper")
+    broker_of(containers_of_class, "--max-bytes-per-user", "2M").line()
+    return functools.partial(client_of, containers_of_class)
+
+
 class TestPods:
     """Each container has namespaces of its own: pid, ipc, mount, net, uts, and a client's user."""
-
-    @pytest.fixture
-    def start(self, containers: Containers) -> Callable[..., Container]:
-        """Starts a container of a pod, with more words."""
-        files = ("client", "base/broker", "base/keeper")
-        every = pods([one for name in files for one in documents(name)])
-
-        def start(pod: str, name: str, *words: str, **others: Any) -> Container:
-            (container,) = [one for one in containers_of(every[pod]) if one["name"] == name]
-            mounts = {one["name"]: one for one in container["volumeMounts"]}
-            command = [*others.pop("command", container["command"]), *words]
-            others.setdefault("user", every[pod]["spec"]["securityContext"]["runAsUser"])
-            readonly = mounts["socket"].get("readOnly", False)
-            return containers.start(command, readonly=readonly, **others)
-
-        return start
-
-    @pytest.fixture
-    def broker(self, start: Callable[..., Container]) -> Callable[..., Container]:
-        """Starts a keeper, and at each call a broker, with 4 MB of the GPU or another limit."""
-        start("gdrpy-keeper", "keeper")
-
-        def broker(*limit: str) -> Container:
-            start("gdrpy-broker", "keeper").done()
-            return start("gdrpy-broker", "broker", *(limit or ("--max-bytes", "4M")), "--json")
-
-        return broker
-
-    @pytest.fixture
-    def client(self, start: Callable[..., Container]) -> Callable[..., Container]:
-        """Starts a program in a pod of a client."""
-
-        def client(program: str, *words: str, **others: Any) -> Container:
-            command = ["python", "-P", "-c", program]
-            return start("gdrpy-client", "client", *words, command=command, **others)
-
-        return client
 
     @pytest.fixture
     def told_apart(self) -> None:
@@ -290,9 +285,8 @@ class TestPods:
             pytest.skip("needs Linux 6.9, which numbers the processes of all namespaces")
 
     def test_share_a_region_by_name_with_the_sockets_folder_alone_in_common(
-        self, client: Callable[..., Container], broker: Callable[..., Container]
+        self, client: Callable[..., Container]
     ) -> None:
-        broker().line()
         holder = client(HOLDER, first_user=300000)
         one = holder.line().split()
         cpu, gpu, other = client(READER, first_user=400000).done().splitlines()
@@ -307,15 +301,17 @@ class TestPods:
 
     @pytest.mark.usefixtures("told_apart")
     def test_of_clients_keep_their_leases_when_the_brokers_is_replaced_until_they_are_killed(
-        self, client: Callable[..., Container], broker: Callable[..., Container]
+        self, containers: Containers
     ) -> None:
-        running = broker()
+        start(containers, "gdrpy-keeper", "keeper")
+        running = broker_of(containers, "--max-bytes", "4M")
         assert json.loads(running.line())["recovered"] == 0
-        holder = client(HOLDER, first_user=300000)
+        holder = client_of(containers, HOLDER, first_user=300000)
         holder.line()
         running.stop()
-        assert json.loads(broker().line())["recovered"] == 1
-        waiter = client(WAITER, first_user=400000)
+        running = broker_of(containers, "--max-bytes", "4M")
+        assert json.loads(running.line())["recovered"] == 1
+        waiter = client_of(containers, WAITER, first_user=400000)
         assert (waiter.line(), waiter.line()) == ("1\n", "held\n")
         holder.stop()
         assert waiter.done() == "free\n"
@@ -335,14 +331,13 @@ class TestPods:
         assert "example" in containers.start(client["command"], user=user, readonly=True).done()
 
     def test_share_the_limits_of_their_user_and_not_of_their_namespace(
-        self, client: Callable[..., Container], broker: Callable[..., Container]
+        self, client: Callable[..., Container]
     ) -> None:
-        broker("--max-bytes-per-user", "2M").line()
         assert client(ALLOCATOR, "a").done() == "allocated\n"
         others = [
             client(ALLOCATOR, "b"),
             client(ALLOCATOR, "c", user=CLIENT_USER + 1),
-            client(ALLOCATOR, "d", first_user=300000),  # as hostUsers: false
+            client(ALLOCATOR, "d", first_user=500000),  # as hostUsers: false
             client(ALLOCATOR, "e", "f", user=IMAGE_USER),
         ]
         told = [one.done().split() for one in others]
@@ -350,8 +345,7 @@ class TestPods:
 
     @pytest.mark.usefixtures("told_apart")
     def test_of_one_user_have_the_limit_of_a_process_each(
-        self, client: Callable[..., Container], broker: Callable[..., Container]
+        self, client: Callable[..., Container]
     ) -> None:
-        broker().line()
         two = [client(CONNECTOR), client(CONNECTOR)]
         assert [one.line() for one in two] == ["200\n", "200\n"]

@@ -100,6 +100,46 @@ class TestMemory:
                     assert not piece.any()
 
 
+#: Exports a GiB by the name "bound", filled with 7, to importers that have no time after its end.
+EXPORTER = """
+import sys
+import gdrpy
+broker = gdrpy.connect(sys.argv[1])
+region = broker.allocate("bound", 1 << 30, int(sys.argv[2]), grace=0)
+region.fill(7)
+print(flush=True)
+sys.stdin.readline()
+"""
+
+
+class TestKilledExporter:
+    def test_has_its_memory_taken_from_an_importer_once_queued_work_is_done(self, torch, device):
+        with temporary() as path, gdrpy.connect(path) as broker:
+            out = torch.zeros(GIB, dtype=torch.uint8, device=f"cuda:{device}")
+            broker.allocate("first", 100, device=device).close()
+            before, _ = memory(device)
+            command = [sys.executable, "-c", EXPORTER, path, str(device)]
+            pipe = subprocess.PIPE
+            with subprocess.Popen(command, stdin=pipe, stdout=pipe) as exporter:
+                assert exporter.stdout is not None
+                assert exporter.stdout.readline() == b"\n"
+                region = broker.get("bound")
+                told = threading.Event()
+                region.when_ended(lambda _: told.set())
+                tensor = torch.from_dlpack(region)
+                with torch.cuda.device(device):
+                    torch.cuda._sleep(1_000_000_000)
+                    out.copy_(tensor)
+                exporter.kill()
+            assert told.wait(60)
+            assert await_free(device, before) >= before
+            assert (int(out.min()), int(out.max())) == (7, 7)
+            with pytest.raises(gdrpy.Gone, match="'bound' ended with its exporter"):
+                _ = region.ptr
+            del tensor
+            region.close()
+
+
 class TestKilledBroker:
     def test_gives_all_back_to_the_next_one_while_clients_go_on(self, device, tmp_path):
         path = str(tmp_path / "broker.sock")

@@ -17,6 +17,7 @@ from gdrpy.errors import BackendUnavailable, ReadOnly, SizeMismatch
 from gdrpy.memory import gpu
 from gdrpy.memory.backends import ALL, forced
 from gdrpy.memory.gpu import GpuMemory
+from gdrpy.memory.memory import settle_all
 from gdrpy.memory.node import Node, own_node
 from gdrpy.memory.sending import map_part, travel
 from gdrpy.memory.view import Mapping, MappingType, Travel
@@ -250,6 +251,7 @@ class Gdr(Resource):
 
     def _release(self) -> None:
         pins = list(self._pins)
+        settle_all()
         for one in pins:
             one._idle_mappings()
         with Undo() as undo:

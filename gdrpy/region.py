@@ -18,7 +18,7 @@ from gdrpy.memory.choice import attach_export, open_export, own_export
 from gdrpy.memory.descriptors import fork_lock, private_duplicate
 from gdrpy.memory.file import HOST_LOCATION, MemoryFile
 from gdrpy.memory.gpu import GpuMemory
-from gdrpy.memory.memory import ATTACH, DETACHED, Memory
+from gdrpy.memory.memory import ATTACH, DETACHED, Memory, settle_all
 from gdrpy.memory.sending import CALL as RECEIVING
 from gdrpy.memory.sending import received, travel
 from gdrpy.memory.view import Mapping, Travel
@@ -360,6 +360,12 @@ class Region(Shown):
         if self._cpu is not None and self._cpu.closed:
             self._cpu = self._map(0, self.nbytes, self.readonly)
 
+    def _check_detachable(self, call: str) -> None:
+        """Raise as detach()."""
+        if not self._can_attach(call):
+            settle_all()
+        alone(self._lock, self._detachable, call)
+
     def _detachable(self, call: str) -> list[Mapping]:
         """The mappings to close, none if it is detached; with the lock held. Raises as detach()."""
         if not self._can_attach(call):
@@ -464,7 +470,7 @@ def as_regions(call: str, regions: Any, kind: type[R], kinds: str, single: str) 
 
 def _detach_all(call: str, regions: list[Region]) -> None:
     for region in regions:
-        alone(region._lock, region._detachable, call)
+        region._check_detachable(call)
     wait_for_work(call, regions)
     sources: list[tuple[Region, Any]] = []
     with Undo() as kept, Undo() as restore:

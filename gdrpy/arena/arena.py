@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 
-from gdrpy._core._mapping import alone
 from gdrpy.arena.blocks import Blocks
 from gdrpy.arrays.shown import Shown
 from gdrpy.common.arguments import as_range
@@ -102,7 +101,7 @@ class Arena(Blocks):
             if self._sleeping and region.detached:
                 return
             if not self._sleeping:
-                alone(region._lock, region._detachable, call)
+                region._check_detachable(call)
                 wait_for_work(call, [region])
                 pieces = self._pieces() if keep else []
                 if not unchanged or pieces != self._kept:

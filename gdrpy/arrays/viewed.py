@@ -11,7 +11,7 @@ from gdrpy._core._mapping import Undo
 from gdrpy.common.arguments import as_range
 from gdrpy.common.resource import Hold, Resource
 from gdrpy.errors import MissingView, ReadOnly
-from gdrpy.memory.memory import Memory, settle
+from gdrpy.memory.memory import Memory, settle_all
 from gdrpy.memory.view import Flag, Mapping, Travel
 
 if TYPE_CHECKING:
@@ -174,8 +174,6 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
 
         With ``lasting``, users that need only its GPU addresses do not count.
         """
-        for one in settle:
-            one()
         mappings = self._mapped()
         views = 0
         for mapping in mappings:
@@ -193,6 +191,12 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
                 f"({told}); delete the arrays made from it first"
             )
         return mappings
+
+    def close(self) -> None:
+        """Release everything. May be called again, and does nothing in a forked child."""
+        if not self.closed and not self._forked():
+            settle_all()
+        super().close()
 
     def _release(self) -> None:
         mappings = self._idle_mappings()

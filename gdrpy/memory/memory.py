@@ -16,8 +16,17 @@ from gdrpy.memory.view import Mapping
 DETACHED = "the region is detached, and only its GPU addresses are kept"
 ATTACH = "attach() it first"
 
-#: Called before close() checks whether memory is in use: each releases holds that have ended.
+#: What :func:`settle_all` calls: each releases holds that have ended.
 settle: list[Callable[[], None]] = []
+
+
+def settle_all() -> None:
+    """Release holds that have ended, before a check whether memory is in use.
+
+    This takes the locks of any memory, so the caller has none: another thread may close the other.
+    """
+    for one in settle:
+        one()
 
 
 class Memory(Owner, ABC):

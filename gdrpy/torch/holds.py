@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from errno import EACCES, EAGAIN
 
-from gdrpy._core._mapping import Descriptor, alone, try_alone
+from gdrpy._core._mapping import Descriptor, alone
 from gdrpy.broker.client.connection import Lease
 from gdrpy.errors import Gone
 from gdrpy.memory.descriptors import private
@@ -226,7 +226,7 @@ class Outboxes:
     def __init__(self) -> None:
         #: Those of a parent stay: a child must not free its copies of their storages.
         self._all: dict[tuple[int, str | None], list[Outbox]] = {}
-        settle.append(self._settle)
+        settle.append(self.collect)
 
     def own(self) -> list[Outbox]:
         """Those of this process."""
@@ -261,13 +261,6 @@ class Outboxes:
         for box in self.own():
             if box.count:
                 box.collect()
-
-    def _settle(self) -> None:
-        """The same for a region's close(), which must not wait: it has the lock of the region."""
-        for box in self.own():
-            dropped: list[object] = []
-            if box.count:
-                try_alone(_lock, box._collect, dropped)
 
     def close(self) -> None:
         """Close the outboxes that keep nothing."""

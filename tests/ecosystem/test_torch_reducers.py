@@ -393,6 +393,27 @@ class TestSender:
         worker.ask(children.drop)
         assert all(event.wait(30) for event in gone)
 
+    def test_drops_a_tensor_without_the_lock_of_the_region_that_is_closed(
+        self, worker, monkeypatch
+    ):
+        watcher = gdrpy.torch.reducers._watcher
+        monkeypatch.setattr(watcher, "_look", lambda: False)
+        if watcher._thread is not None:
+            watcher._thread.join(30)
+        closed, busy = gdrpy.alloc(MIB), gdrpy.alloc(MIB)
+        tensor = tensor_in(busy, 3)
+        gone = dropped(tensor)
+        worker.ask(children.add, tensor)
+        del tensor
+        with busy._lock:  # as in its close()
+            thread = threading.Thread(target=closed.close)
+            thread.start()
+            assert gone.wait(30)
+            assert closed._lock.acquire(timeout=30)
+            closed._lock.release()
+        thread.join(30)
+        busy.close()
+
     def test_keeps_a_tensor_that_is_on_its_way(self, region):
         tensor = tensor_in(region, 3)
         gone = dropped(tensor)

@@ -47,7 +47,7 @@ async def sleep_many(client: BrokerBase[R], regions: Iterable[R]) -> None:
     given = _of(call, client, regions)
     those = [one for one in given if not one._can_attach(call)]
     for region in those:
-        alone(client._copying, alone, region._lock, region._detachable, call)
+        alone(client._copying, region._check_detachable, call)
     try:
         for region in those:
             try:

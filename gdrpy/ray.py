@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import ray
 import torch
 
-from gdrpy.broker.client.broker import BrokerRegion, attach, shared_broker
+from gdrpy.broker.client.broker import BrokerRegion, attach, shared_broker, socket_of
 from gdrpy.broker.client.connection import Lease
 from gdrpy.broker.client.views import lease_at
 from gdrpy.broker.place import connect_path
@@ -63,6 +63,7 @@ class _Place(NamedTuple):
 
     source: int | None
     offset: int
+    device: str
     dtype: torch.dtype
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -138,7 +139,7 @@ class Transport(TensorTransportManager):
         """
         told = tensor_transport_metadata
         regions = [_open(source, told.host) for source in told.sources]
-        tensors = [_tensor(place, regions, told.tensor_device) for place in told.places]
+        tensors = [_tensor(place, regions) for place in told.places]
         if not target_buffers:
             return tensors
         for buffer, tensor in zip(target_buffers, tensors, strict=True):
@@ -201,7 +202,7 @@ def _share(tensors: list[torch.Tensor]) -> tuple[_Metadata, list[BrokerRegion]]:
         host=os.uname().nodename,
         sources=list(sources),
         places=[
-            _Place(*places[number], one.dtype, tuple(one.shape), one.stride())
+            _Place(*places[number], one.device.type, one.dtype, tuple(one.shape), one.stride())
             for number, one in plain.items()
         ],
     )
@@ -257,28 +258,19 @@ def _copy(
 
 def _open(source: _Source, host: str) -> BrokerRegion:
     """The sender's region, by its broker's path in the sender or by that of this process."""
-    for path in dict.fromkeys((source.socket, connect_path())):
-        if _reaches(path, source.life):
-            return attach(
-                path, source.life, source.region, source.gpu, not source.gpu, source.readonly
-            )
+    path, reasons = socket_of(source.life, (source.socket, connect_path()))
+    if path is not None:
+        return attach(path, source.life, source.region, source.gpu, not source.gpu, source.readonly)
     raise BrokerUnavailable(
         f"receiving tensors by {NAME}: they lie at the broker at {source.socket} on {host}, which "
-        f"this process on {os.uname().nodename} does not reach: between machines use another "
-        f"transport, such as NIXL or GLOO, or ray.get(reference, _use_object_store=True), or send "
-        f"a gdrpy.broker.Reference"
+        f"this process on {os.uname().nodename} does not reach ({reasons}): between machines use "
+        f"another transport, such as NIXL or GLOO, or ray.get(reference, _use_object_store=True), "
+        f"or send a gdrpy.broker.Reference"
     )
 
 
-def _reaches(path: str, life: str) -> bool:
-    try:
-        return shared_broker(path).life == life
-    except BrokerUnavailable:
-        return False
-
-
-def _tensor(place: _Place, regions: list[BrokerRegion], device: str | None) -> torch.Tensor:
-    source, offset, dtype, shape, stride = place
+def _tensor(place: _Place, regions: list[BrokerRegion]) -> torch.Tensor:
+    source, offset, device, dtype, shape, stride = place
     if source is None:
         return torch.empty_strided(shape, stride, dtype=dtype, device=device)
     steps = zip(shape, stride, strict=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from errno import EACCES
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ import gdrpy
 import gdrpy.ray
 import ray_tensor_programs as programs
 from gdrpy.broker import temporary
+from gdrpy.broker.client import broker
+from gdrpy.broker.client.broker import shared_broker
 
 ROW = [4.0, 5.0, 6.0, 7.0]
 
@@ -28,7 +31,7 @@ class TestTensorInARegion:
         assert ray_cluster(programs.pass_on) == ([3.0] * 4, [3.0] * 8, 1)
 
     def test_is_copied_if_an_arena_could_use_its_memory_again(self, monkeypatch):
-        with temporary() as path, gdrpy.connect(path) as broker, broker.allocate(None, 64) as one:
+        with temporary() as path, gdrpy.connect(path) as own, own.allocate(None, 64) as one:
             monkeypatch.setenv("GDRPY_SOCKET", path)
             tensor = torch.from_dlpack(one.array((4,), "F32")).fill_(1)
             told, copies = gdrpy.ray._share([tensor])
@@ -85,8 +88,9 @@ class TestRefusal:
     def test_on_another_machine_names_what_carries_bytes_there(self, ray_cluster):
         told, row = ray_cluster(programs.send_there)
         assert re.match(
-            r"receiving tensors by GDRPY: they lie at the broker at .* does not reach: between "
-            r"machines use another transport, such as NIXL or GLOO, or .*_use_object_store=True",
+            r"receiving tensors by GDRPY: they lie at the broker at .* does not reach \(another "
+            r"broker answers at .*\): between machines use another transport, such as NIXL or "
+            r"GLOO, or .*_use_object_store=True",
             told,
         )
         assert row == ROW
@@ -103,3 +107,25 @@ class TestRefusal:
 class TestReceiver:
     def test_finds_the_broker_at_its_own_path_if_the_senders_is_not_there(self, ray_cluster):
         assert ray_cluster(programs.receive_by_another_path) == [0.0, 1.0, 2.0]
+
+    def test_finds_it_there_also_if_the_one_at_the_senders_refuses_this_user(self, monkeypatch):
+        def connect(path: str) -> gdrpy.Broker:
+            if path == "/refuses/broker.sock":
+                raise gdrpy.PermissionDenied(EACCES, f"connecting to {path}: refused")
+            return shared_broker(path)
+
+        with temporary() as path:
+            monkeypatch.setenv("GDRPY_SOCKET", path)
+            monkeypatch.setattr(broker, "shared_broker", connect)
+            transport = gdrpy.ray.Transport()
+            sent = transport.extract_tensor_transport_metadata("object", [torch.arange(3.0)])
+            sent.sources = [one._replace(socket="/refuses/broker.sock") for one in sent.sources]
+            (tensor,) = transport.recv_multiple_tensors("object", sent, None)
+            assert tensor.tolist() == [0.0, 1.0, 2.0]
+            sent.sources = [one._replace(life="0" * 32) for one in sent.sources]
+            with pytest.raises(gdrpy.BrokerUnavailable, match=r"reach \(.*: refused; "):
+                transport.recv_multiple_tensors("object", sent, None)
+
+    def test_gets_tensors_without_elements_on_their_device(self):
+        place = gdrpy.ray._Place(None, 0, "meta", torch.float32, (0, 3), (3, 1))
+        assert gdrpy.ray._tensor(place, []).is_meta

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copyreg
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gdrpy._core._mapping import alone, run
@@ -23,7 +23,7 @@ from gdrpy.broker.client.transport import BlockingTransport, blocking
 from gdrpy.broker.client.watch import Watch
 from gdrpy.broker.replies import Grant
 from gdrpy.broker.requests import Request, call_of
-from gdrpy.errors import NotFound
+from gdrpy.errors import BrokerUnavailable, NotFound, PermissionDenied
 
 
 def connect(socket: str | None = None, timeout: float = 10.0, reconnect: float = 5.0) -> Broker:
@@ -181,6 +181,22 @@ def shared_broker(socket: str) -> Broker:
     if kept is not made:
         made.close()
     return kept
+
+
+def socket_of(life: str, paths: Iterable[str]) -> tuple[str | None, str]:
+    """The first of some paths where the broker with this identity answers, and why not at others.
+
+    Raises Timeout.
+    """
+    reasons = []
+    for path in dict.fromkeys(paths):
+        try:
+            if shared_broker(path).life == life:
+                return path, ""
+            reasons.append(f"another broker answers at {path}")
+        except (BrokerUnavailable, PermissionDenied) as error:
+            reasons.append(str(error.strerror))
+    return None, "; ".join(reasons)
 
 
 def attach(

@@ -140,7 +140,7 @@ class Outbox(_Slots):
 
     def _collect(self, dropped: list[object], received: bool = True) -> None:
         for index, (token, storage) in list(self._kept.items()):
-            if bool(self._read(index)[1]) != received:
+            if self._read(index) != (token, received):
                 continue
             try:
                 self._lock(self._set, fcntl.F_WRLCK, index)
@@ -155,6 +155,12 @@ class Outbox(_Slots):
             del self._kept[index]
             dropped.append(storage)
             self._free.append(index)
+
+    def retire(self) -> bool:
+        """Have it keep nothing from now on, with the lock held. False if it keeps something."""
+        if not self._kept:
+            self._free.clear()
+        return not self._kept
 
     @property
     def count(self) -> int:
@@ -246,15 +252,11 @@ class Outboxes:
         ``make()`` makes the region of another outbox.
         """
         boxes = self._all.setdefault((os.getpid(), socket), [])
-        for box in list(boxes):
-            if not box.lost and (place := box.keep(storage)) is not None:
-                break
-        else:
-            box = Outbox(make(), socket is not None)
-            boxes.append(box)
-            place = box.keep(storage)
-            assert place is not None
-        return box, *place
+        while True:
+            for box in list(boxes):
+                if not box.lost and (place := box.keep(storage)) is not None:
+                    return box, *place
+            boxes.append(Outbox(make(), socket is not None))
 
     def collect(self) -> None:
         """Drop what receivers are done with."""
@@ -266,7 +268,7 @@ class Outboxes:
         """Close the outboxes that keep nothing."""
         self.collect()
         for box in self.own():
-            if not box.count:
+            if alone(_lock, box.retire):
                 for boxes in self._all.values():
                     if box in boxes:
                         boxes.remove(box)
@@ -291,12 +293,11 @@ class Watcher:
 
     def wake(self) -> None:
         """Look soon. Not for finalizers."""
-        self._woken.set()
-        if self._thread is None:
-            alone(_lock, self._start)
+        alone(_lock, self._start)
 
     def _start(self) -> None:
-        if self._thread is None:
+        self._woken.set()
+        if self._thread is None or not self._thread.is_alive():  # an error may have ended it
             self._thread = threading.Thread(target=self._run, daemon=True, name="gdrpy-torch")
             self._thread.start()
 

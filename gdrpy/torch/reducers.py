@@ -9,8 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing.reduction import ForkingPickler
-from types import TracebackType
-from typing import Any, NamedTuple, NoReturn, Self
+from typing import Any, NamedTuple, NoReturn
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
@@ -18,15 +17,15 @@ from torch.multiprocessing import reductions
 
 from gdrpy import cuda
 from gdrpy._core._mapping import Descriptor, Undo
-from gdrpy.broker.client.broker import BrokerRegion, attach, shared_broker
+from gdrpy.broker.client.broker import BrokerRegion, attach, shared_broker, socket_of
 from gdrpy.broker.client.connection import Lease
 from gdrpy.broker.place import connect_path
 from gdrpy.common import dlpack
 from gdrpy.common.arguments import as_path
 from gdrpy.common.dlpack import CUDA, HOST, Device, View
 from gdrpy.common.dtypes import DTYPES
-from gdrpy.common.resource import Hold, Parts
-from gdrpy.errors import BrokerUnavailable, Closed, Gone, PermissionDenied
+from gdrpy.common.resource import Closing, Hold, Parts
+from gdrpy.errors import BrokerUnavailable, Closed, Gone
 from gdrpy.memory import reclaim
 from gdrpy.memory.choice import open_export
 from gdrpy.memory.gpu import GpuMemory, memories_of, memory_at
@@ -67,7 +66,7 @@ def install_reducers(socket: str | os.PathLike[str] | None = None) -> Reducers:
     return Reducers(path)
 
 
-class Reducers:
+class Reducers(Closing):
     """Installed reducers, until :meth:`uninstall`. Made by :func:`install_reducers`."""
 
     def __init__(self, socket: str | None) -> None:
@@ -94,15 +93,7 @@ class Reducers:
         """
         return sum(box.collect(received=False) for box in _outboxes.own())
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def _close_or_retire(self) -> None:
         self.uninstall()
 
     def __repr__(self) -> str:
@@ -123,8 +114,8 @@ _memories: WeakValueDictionary[tuple[int, Identity, bool], GpuMemory] = WeakValu
 _inboxes: WeakValueDictionary[tuple[int, Identity], Inbox] = WeakValueDictionary()
 #: What keeps each received storage in its sender, by the storage's key.
 _uses: WeakValueDictionary[tuple[Any, ...], _Use] = WeakValueDictionary()
-#: The process and GPU of each received storage that was dropped while the GPU may still use it.
-_ending: dict[object, tuple[int, int]] = {}
+#: The process and GPU of each received storage, until the GPU is done with it.
+_in_use: dict[object, tuple[int, int]] = {}
 #: Of threads that receive.
 _turn = threading.RLock()
 
@@ -281,15 +272,13 @@ def _sent(storage: torch.UntypedStorage) -> _Sent | None:
     if storage.is_cuda:
         torch.cuda.current_stream(storage.device).synchronize()
     identity, whole = _named(memory)
-    key = _key(identity, memory.guarded, offset, nbytes)
-    use = _uses.get(key)
+    before, use = _cached(_key(identity, memory.guarded, offset, nbytes))
     _memories[os.getpid(), identity, memory.guarded] = memory
-    reductions.shared_cache[key] = reductions.StorageWeakRef(storage)
     socket = whole if isinstance(whole, str) else None
     box, index, token = _outboxes.keep(socket, functools.partial(_room, socket), storage)
     _watcher.wake()
     sender = _Slot(*_named(box.region._memory), index, token)
-    owner = None if use is None else use.slot
+    owner = use.slot if use is not None and before._cdata == storage._cdata else None
     return _Sent(identity, whole, memory.guarded, offset, nbytes, sender, owner)
 
 
@@ -309,6 +298,12 @@ def _named(memory: Memory) -> tuple[Identity, Any]:
 def _key(identity: Identity, readonly: bool, offset: int, nbytes: int) -> tuple[Any, ...]:
     """A storage's key in torch's cache of what other processes share."""
     return "gdrpy", os.getpid(), identity, readonly, offset, nbytes
+
+
+def _cached(key: tuple[Any, ...]) -> tuple[Any, _Use | None]:
+    """The storage that was received last with a key, and what keeps it, if it is still there."""
+    storage = reductions.storage_from_cache(torch.UntypedStorage, key)
+    return storage, None if storage is None else _uses.get(key)
 
 
 def _room(socket: str | None) -> Region:
@@ -341,9 +336,9 @@ def _shared(sent: _Sent) -> torch.UntypedStorage:
     """Another process's storage, of which this process has one."""
     slot = sent.owner or sent.sender
     key = _key(sent.identity, sent.readonly, sent.offset, sent.nbytes)
-    storage: Any = reductions.storage_from_cache(torch.UntypedStorage, key)
-    if storage is not None and _lies_in(storage, sent):
-        _came(slot)
+    storage, use = _cached(key)
+    if use is not None and _lies_in(storage, sent):
+        use.take(slot)
         return storage
     storage = _made(sent, slot, key)
     reductions.shared_cache[key] = reductions.StorageWeakRef(storage)
@@ -456,17 +451,12 @@ def _attached(identity: tuple[str, int], socket: str, **views: bool) -> BrokerRe
 
 def _socket(life: str, senders: str) -> str:
     """The path of the broker with this identity, which its sender has at another one."""
-    reasons = []
-    for path in dict.fromkeys(_paths(senders)):
-        try:
-            if shared_broker(path).life == life:
-                return path
-            reasons.append(f"another broker answers at {path}")
-        except (BrokerUnavailable, PermissionDenied) as error:
-            reasons.append(str(error.strerror))
+    path, reasons = socket_of(life, _paths(senders))
+    if path is not None:
+        return path
     raise BrokerUnavailable(
         f"{CALL}: this process does not reach the sender's broker, which the sender has at "
-        f"{senders} ({'; '.join(reasons)}): give it the socket's folder, and say where by "
+        f"{senders} ({reasons}): give it the socket's folder, and say where by "
         f"gdrpy.torch.install_reducers(socket)"
     )
 
@@ -478,7 +468,7 @@ def _paths(senders: str) -> Iterator[str]:
 
 
 class _Use:
-    """What keeps a received storage: its memory here, and the storage in its sender.
+    """What keeps a received storage: its memory here, and the storage in its senders.
 
     The sender's is kept until the GPU work queued when the storage is dropped is done.
     """
@@ -488,23 +478,34 @@ class _Use:
     def __init__(self, hold: Hold, memory: GpuMemory, inbox: Inbox, slot: _Slot) -> None:
         self._hold = hold
         self._memory = memory
-        self._inbox = inbox
-        self._slot = slot
+        self._taken = {inbox: slot}
+        self._number = object()
+        _in_use[self._number] = os.getpid(), memory.devices[0]
+
+    def take(self, slot: _Slot) -> None:
+        """Have the process of a slot keep the storage too, if this process has it from others."""
+        inbox = _inbox(slot)
+        if inbox in self._taken:
+            inbox.came(slot.number, slot.token)
+        else:
+            inbox.take(slot.number, slot.token)
+            self._taken[inbox] = slot
 
     @property
     def slot(self) -> _Slot:
-        """The slot, to send on: other processes open its file by this one."""
-        return _Slot(*_named(self._inbox.region._memory), self._slot.number, self._slot.token)
+        """The first slot, to send on: other processes open its file by this one."""
+        inbox, slot = next(iter(self._taken.items()))
+        return _Slot(*_named(inbox.region._memory), slot.number, slot.token)
 
     def __del__(self) -> None:
         if self._finalizing() or self._memory._forked():
             return
-        undo, devices, ending = Undo(), self._memory.devices, object()
-        undo.callback(_ending.pop, ending)
-        undo.callback(self._inbox.end, self._slot.number)
+        undo = Undo()
+        undo.callback(_in_use.pop, self._number)
+        for inbox, slot in self._taken.items():
+            undo.callback(inbox.end, slot.number)
         undo.callback(self._hold.end)
-        _ending[ending] = os.getpid(), devices[0]  # the watcher calls reclaim() meanwhile
-        reclaim.give_back(devices, undo, self._memory)
+        reclaim.give_back(self._memory.devices, undo, self._memory)
 
 
 class _Bytes:
@@ -534,15 +535,15 @@ class _Bytes:
 def _look() -> bool:
     """Give back what receivers, and GPUs, are done with. Whether there is more to wait for."""
     _outboxes.collect()
-    for device in _ending_devices():
+    for device in _receiving():
         reclaim.reclaim(device)
-    pid = os.getpid()
-    return bool(_outboxes.count or _ending_devices() or any(key[1] == pid for key in list(_uses)))
+    return bool(_outboxes.count or _receiving())
 
 
-def _ending_devices() -> set[int]:
+def _receiving() -> set[int]:
+    """The GPUs of what this process has received and is not done with."""
     pid = os.getpid()
-    return {device for process, device in _ending.copy().values() if process == pid}
+    return {device for process, device in _in_use.copy().values() if process == pid}
 
 
 _watcher = Watcher(_look)

@@ -24,6 +24,7 @@ from torch.multiprocessing import reductions
 import gdrpy
 import gdrpy.torch
 from gdrpy.broker import temporary
+from gdrpy.torch.holds import Outbox, Watcher
 
 MIB = 1 << 20
 NOBODY = 65534
@@ -393,6 +394,20 @@ class TestSender:
         worker.ask(children.drop)
         assert all(event.wait(30) for event in gone)
 
+    def test_keeps_its_tensor_if_the_receiver_has_the_same_place_from_others(
+        self, worker, other, broker
+    ):
+        region = broker.allocate(None, MIB)
+        own = tensor_in(region, 3)
+        ForkingPickler.dumps(own)
+        one, two = worker.ask(children.make, region), other.ask(children.make, region)
+        assert one.untyped_storage()._cdata == two.untyped_storage()._cdata
+        assert one.untyped_storage()._cdata != own.untyped_storage()._cdata
+        assert (worker.ask(children.sent), other.ask(children.sent)) == (1, 1)
+        del one, two
+        settle()
+        assert (worker.ask(children.sent), other.ask(children.sent)) == (0, 0)
+
     def test_drops_a_tensor_without_the_lock_of_the_region_that_is_closed(
         self, worker, monkeypatch
     ):
@@ -503,6 +518,49 @@ class TestSender:
                     next(events)
 
 
+class TestWatcher:
+    def test_looks_again_if_it_is_woken_while_it_ends(self):
+        looks = threading.Semaphore(0)
+
+        def look() -> bool:
+            watcher._woken.clear()
+            looks.release()
+            return False
+
+        class Woken(threading.Event):
+            waker: threading.Thread | None = None
+
+            def is_set(self) -> bool:
+                found = super().is_set()
+                if self.waker is None:
+                    self.waker = threading.Thread(target=watcher.wake)
+                    self.waker.start()
+                    self.waker.join(0.1)  # it may have to wait until the watcher has ended
+                return found
+
+        watcher = Watcher(look)
+        watcher._woken = Woken()
+        watcher.wake()
+        assert looks.acquire(timeout=30)
+        assert looks.acquire(timeout=30)
+
+    def test_starts_again_after_an_error(self, monkeypatch):
+        looks, told = threading.Semaphore(0), threading.Event()
+
+        def look() -> bool:
+            looks.release()
+            raise OSError("once")
+
+        monkeypatch.setattr(threading, "excepthook", lambda _: told.set())
+        watcher = Watcher(look)
+        for _ in range(2):
+            watcher.wake()
+            assert looks.acquire(timeout=30)
+            assert told.wait(30)
+            told.clear()
+            watcher._thread.join(30)
+
+
 class TestElsewhere:
     def test_host_tensors_are_left_to_torch(self, worker):
         tensor = torch.zeros(3)
@@ -528,6 +586,22 @@ class TestElsewhere:
         assert registered[torch.UntypedStorage] is reductions.reduce_storage
         tensor = tensor_in(region, 3)
         assert ours(tensor)[0] is reductions.rebuild_tensor
+
+    def test_uninstalling_closes_nothing_that_another_thread_keeps_a_tensor_in(
+        self, reducers, monkeypatch
+    ):
+        tensor = tensor_in(gdrpy.alloc(MIB), 3)
+        pickle.loads(ForkingPickler.dumps(tensor))
+        places, close = [], Outbox.close
+
+        def keep_and_close(box: Outbox) -> None:
+            places.append(box.keep(tensor.untyped_storage()))
+            close(box)
+
+        monkeypatch.setattr(Outbox, "close", keep_and_close)
+        reducers.uninstall()
+        assert set(places) == {None}
+        resource_sharer.stop()
 
     def test_frameworks_that_replace_torchs_reducer_keep_theirs(self, reducers, monkeypatch):
         seen = []
@@ -638,6 +712,7 @@ from multiprocessing.reduction import ForkingPickler
 import torch
 import gdrpy.torch
 from gdrpy.broker import temporary
+from gdrpy.torch.holds import Outbox, Watcher
 
 with temporary() as socket, gdrpy.connect(socket) as broker, gdrpy.torch.install_reducers():
     tensor = torch.from_dlpack(broker.allocate(None, 4096, 1).array(3, "F32"))

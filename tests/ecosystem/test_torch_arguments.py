@@ -15,7 +15,6 @@ import pytest
 import torch
 
 import gdrpy
-from gdrpy.broker import temporary
 
 SOME = torch.arange(8, dtype=torch.float32)
 
@@ -25,12 +24,6 @@ def region() -> Iterator[gdrpy.Region]:
     with gdrpy.alloc(1 << 20) as region:
         yield region
         gc.collect()
-
-
-@pytest.fixture
-def broker() -> Iterator[gdrpy.Broker]:
-    with temporary() as path, gdrpy.connect(path) as broker:
-        yield broker
 
 
 def on_gpu(region: gdrpy.Region, offset: int) -> torch.Tensor:

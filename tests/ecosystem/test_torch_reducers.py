@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tensorchildren as children
 import torch
 from torch import multiprocessing
 from torch.multiprocessing import reductions
 
 import gdrpy
 import gdrpy.torch
+import tensorchildren as children
 from gdrpy.broker import temporary
 from gdrpy.torch.holds import Outbox, Watcher
 
@@ -30,44 +30,19 @@ MIB = 1 << 20
 NOBODY = 65534
 
 
-class Worker:
-    """A process that is asked for what tensorchildren.py does, and answers."""
-
-    def __init__(self, method: str) -> None:
-        self.context: Any = multiprocessing.get_context(method)
-        self._inbox, self._outbox = self.context.SimpleQueue(), self.context.SimpleQueue()
-        self.process = self.context.Process(
-            target=children.echo, args=(self._inbox, self._outbox), daemon=True
-        )
-        self.process.start()
-        self._outbox._writer.close()  # so that its end is noticed
-
-    def ask(self, function: Any, *things: Any) -> Any:
-        self._inbox.put((function.__name__, things))
-        return self._outbox.get()
-
-    def close(self) -> None:
-        if self.process.is_alive():
-            self._inbox.put(None)
-            self.process.join(30)
-            assert self.process.exitcode == 0
-
-
 @pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    made = Worker("spawn")
+def worker() -> Iterator[children.Worker]:
+    made = children.Worker()
     yield made
     made.close()
-    resource_sharer.stop()
 
 
 @pytest.fixture
-def other() -> Iterator[Worker]:
+def other() -> Iterator[children.Worker]:
     """A process of the test alone, which may be killed."""
-    made = Worker("spawn")
+    made = children.Worker()
     yield made
     made.close()
-    resource_sharer.stop()
 
 
 @pytest.fixture(autouse=True)
@@ -77,31 +52,15 @@ def reducers() -> Iterator[gdrpy.torch.Reducers]:
         installed.discard()  # what a test did not receive
 
 
-@pytest.fixture(scope="module")
-def socket() -> Iterator[str]:
-    with temporary() as path:
-        yield path
-
-
-@pytest.fixture
-def broker(socket: str) -> Iterator[gdrpy.Broker]:
-    with gdrpy.connect(socket) as broker:
-        yield broker
-
-
 #: Fewer, for tests that start processes, which takes seconds.
 FEWER = pytest.mark.parametrize("region", ["own", "anonymous"], indirect=True)
 
 
 @pytest.fixture(params=["own", "named", "anonymous"])
-def region(request: pytest.FixtureRequest, broker: gdrpy.Broker) -> Iterator[gdrpy.Region]:
+def region(request: pytest.FixtureRequest, broker: gdrpy.Broker) -> gdrpy.Region:
     if request.param == "own":
-        made: gdrpy.Region = gdrpy.alloc(MIB)
-    else:
-        made = broker.allocate("kv" if request.param == "named" else None, MIB)
-    yield made
-    if request.param == "named":
-        broker.delete("kv")
+        return gdrpy.alloc(MIB)
+    return broker.allocate("kv" if request.param == "named" else None, MIB)
 
 
 def tensor_in(region: gdrpy.Region, *shape: int, offset: int = 64) -> torch.Tensor:
@@ -205,7 +164,6 @@ class TestTensor:
             assert not worker.ask(children.guarded, tensor_in(gdrpy.alloc(MIB), 3))
             del tensor, again
             settle()
-        broker.delete("sealed")
 
     def test_of_memory_that_was_replaced_lies_in_the_new_one(self, worker):
         region = gdrpy.alloc(MIB)
@@ -232,7 +190,6 @@ class TestTensor:
             worker.ask(children.drop)
             del tensor
             settle()
-        broker.delete("weights")
 
 
 def settle() -> None:
@@ -346,7 +303,6 @@ class TestWays:
             assert rebuild(*arguments).untyped_storage()._cdata == tensor.untyped_storage()._cdata
             del tensor
             settle()
-        broker.delete("kv")
 
     def test_no_other_pickle_carries_the_rest(self):
         tensor = tensor_in(gdrpy.alloc(MIB), 3)
@@ -650,7 +606,7 @@ class TestErrors:
 
 class TestOtherUsers:
     @pytest.fixture
-    def nobody(self, other) -> Worker:
+    def nobody(self, other) -> children.Worker:
         if os.geteuid() != 0:
             pytest.skip("being other users needs CAP_SETUID")
         other.ask(children.add, tensor_in(gdrpy.alloc(MIB), 1))  # which imports all it needs
@@ -712,7 +668,6 @@ from multiprocessing.reduction import ForkingPickler
 import torch
 import gdrpy.torch
 from gdrpy.broker import temporary
-from gdrpy.torch.holds import Outbox, Watcher
 
 with temporary() as socket, gdrpy.connect(socket) as broker, gdrpy.torch.install_reducers():
     tensor = torch.from_dlpack(broker.allocate(None, 4096, 1).array(3, "F32"))

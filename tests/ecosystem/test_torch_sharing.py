@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 
 import pytest
 import safetensors.torch
@@ -16,7 +15,6 @@ import torch
 import gdrpy
 import gdrpy.torch
 from checkpoints import write_index
-from gdrpy.broker import temporary
 from gdrpy.torch.memory_saver import torch_memory_saver
 from support import gpu_mappings, open_descriptors
 
@@ -52,18 +50,6 @@ for take in torch.from_dlpack, torch.as_tensor:
 array = region.array()
 print(array.dtype, array.shape, array.readonly, np.asarray(region).shape)
 """
-
-
-@pytest.fixture(scope="module")
-def socket() -> Iterator[str]:
-    with temporary() as path:
-        yield path
-
-
-@pytest.fixture
-def broker(socket: str) -> Iterator[gdrpy.Broker]:
-    with gdrpy.connect(socket) as broker:
-        yield broker
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from transformers import AutoModel, BertConfig, BertModel, LlamaConfig, LlamaFor
 
 import gdrpy
 import gdrpy.transformers
-from gdrpy.broker import temporary
 from gdrpy.torch import tensors_of
 from gdrpy.transformers import region_of
 
@@ -30,12 +28,6 @@ model = gdrpy.transformers.from_pretrained(sys.argv[2], broker=broker)
 said = model.generate(torch.arange(3, 19).reshape(1, -1), do_sample=False, max_new_tokens=8)
 print(said.tolist())
 """
-
-
-@pytest.fixture
-def broker() -> Iterator[gdrpy.Broker]:
-    with temporary() as path, gdrpy.connect(path) as broker:
-        yield broker
 
 
 def saved(folder: Path, seed: int = 1, **more: object) -> str:

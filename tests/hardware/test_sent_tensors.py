@@ -7,13 +7,12 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
-from multiprocessing import resource_sharer
 from typing import Any
 
 import pytest
-import tensorreceiver as receiver
 
 import gdrpy
+import tensorchildren as children
 from gdrpy.broker import temporary
 
 pytestmark = pytest.mark.gpu
@@ -21,35 +20,10 @@ pytestmark = pytest.mark.gpu
 MIB = 1 << 20
 
 
-class Worker:
-    """A process that is asked for what tensorreceiver.py does, and answers."""
-
-    def __init__(self) -> None:
-        from torch import multiprocessing
-
-        context = multiprocessing.get_context("spawn")
-        self._inbox, self._outbox = context.SimpleQueue(), context.SimpleQueue()
-        self.process = context.Process(
-            target=receiver.serve, args=(self._inbox, self._outbox), daemon=True
-        )
-        self.process.start()
-        self._outbox._writer.close()
-
-    def ask(self, function: Any, *things: Any) -> Any:
-        self._inbox.put((function.__name__, things))
-        return self._outbox.get()
-
-    def close(self) -> None:
-        if self.process.is_alive():
-            self._inbox.put(None)
-            self.process.join(60)
-        resource_sharer.stop()
-
-
 @pytest.fixture
-def worker(torch) -> Iterator[Worker]:
+def worker(torch) -> Iterator[children.Worker]:
     with gdrpy.torch.install_reducers():
-        made = Worker()
+        made = children.Worker()
         yield made
         made.close()
 
@@ -79,16 +53,16 @@ class TestTensorOfAPool:
     def test_is_the_same_memory_in_the_receiver(self, torch, worker, pool):
         with pool.use():
             tensor = torch.arange(4.0, device="cuda")
-        assert worker.ask(receiver.add, tensor) == [0, 1, 2, 3]
+        assert worker.ask(children.add, tensor) == [0, 1, 2, 3]
         assert tensor.tolist() == [1, 2, 3, 4]
-        came = worker.ask(receiver.identity, tensor[1:])
+        came = worker.ask(children.identity, tensor[1:])
         assert came.untyped_storage()._cdata == tensor.untyped_storage()._cdata
 
     def test_lies_there_beside_others_of_the_region(self, torch, worker, pool):
         with pool.use():
             one, two = torch.zeros(MIB, device="cuda"), torch.zeros(5, device="cuda")
         offset = two.data_ptr() - one.data_ptr()
-        assert worker.ask(receiver.place, one, two, one[7:]) == [
+        assert worker.ask(children.place, one, two, one[7:]) == [
             ("cuda:0", 0),
             ("cuda:0", offset),
             ("cuda:0", 28),
@@ -98,12 +72,12 @@ class TestTensorOfAPool:
         with pool.use():
             tensor = torch.ones(100 * MIB, dtype=torch.uint8, device="cuda")
         gone = dropped(tensor)
-        worker.ask(receiver.keep, tensor)
+        worker.ask(children.keep, tensor)
         del tensor
         gc.collect()
         with pool.use(), pytest.raises(torch.OutOfMemoryError):
             torch.empty(100 * MIB, dtype=torch.uint8, device="cuda")
-        worker.ask(receiver.drop)
+        worker.ask(children.drop)
         assert gone.wait(60)
         with pool.use():
             torch.empty(100 * MIB, dtype=torch.uint8, device="cuda")
@@ -112,7 +86,7 @@ class TestTensorOfAPool:
         with pool.use():
             tensor = torch.ones(100 * MIB, dtype=torch.uint8, device="cuda")
         gone = dropped(tensor)
-        worker.ask(receiver.keep, tensor)
+        worker.ask(children.keep, tensor)
         del tensor
         worker.process.kill()
         assert gone.wait(60)
@@ -120,15 +94,15 @@ class TestTensorOfAPool:
     def test_arrives_when_the_work_queued_on_it_is_done(self, torch, worker, pool):
         with pool.use():
             tensor = torch.zeros(4, device="cuda")
-        torch.cuda._sleep(receiver.CYCLES)
+        torch.cuda._sleep(children.CYCLES)
         tensor.fill_(5)
-        assert worker.ask(receiver.add, tensor) == [5] * 4
+        assert worker.ask(children.add, tensor) == [5] * 4
 
     def test_is_kept_until_the_receivers_gpu_is_done_with_it(self, torch, worker, pool, region):
         with pool.use():
             tensor = torch.zeros(4, device="cuda")
         gone, offset = dropped(tensor), tensor.data_ptr() - region.ptr
-        worker.ask(receiver.fill_later, tensor)
+        worker.ask(children.fill_later, tensor)
         del tensor
         assert gone.wait(60)
         assert region.read(16, offset) == bytes([0, 0, 16, 65] * 4)  # 9.0
@@ -137,10 +111,10 @@ class TestTensorOfAPool:
         with pool.use():
             tensor = torch.ones(4, device="cuda")
         event = torch.cuda.Event(interprocess=True)
-        torch.cuda._sleep(receiver.CYCLES)
+        torch.cuda._sleep(children.CYCLES)
         tensor.add_(1)
         event.record()
-        assert worker.ask(receiver.double_after, event, tensor) == [4] * 4
+        assert worker.ask(children.double_after, event, tensor) == [4] * 4
 
 
 class TestTensorOfARegion:
@@ -149,7 +123,7 @@ class TestTensorOfARegion:
         region = gdrpy.alloc(256 * MIB)
         tensor = torch.from_dlpack(region.array(4, "F32"))
         tensor.fill_(3)
-        worker.ask(receiver.keep, tensor)
+        worker.ask(children.keep, tensor)
         del tensor, region
         gc.collect()
         gdrpy.torch.reducers._outboxes.collect()
@@ -171,5 +145,5 @@ class TestOtherCudaTensors:
         assert reductions.reduce_tensor(torch.empty(0, device="cuda"))[0] is (
             reductions.rebuild_cuda_tensor
         )
-        assert worker.ask(receiver.add, tensor) == [0, 1, 2, 3]
+        assert worker.ask(children.add, tensor) == [0, 1, 2, 3]
         assert tensor.tolist() == [1, 2, 3, 4]

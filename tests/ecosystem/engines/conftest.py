@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,6 @@ import pytest
 from vllm_plugin import STANDINS, backend_of, loader, take_away
 
 import gdrpy
-from gdrpy.broker import temporary
 
 
 @pytest.fixture
@@ -29,21 +27,11 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     sys.modules.update(before)
 
 
-@pytest.fixture(scope="module")
-def socket() -> Iterator[str]:
-    with temporary() as path:
-        yield path
-
-
 @pytest.fixture
-def broker(socket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[gdrpy.Broker]:
-    """The broker that engines find; its names are gone afterwards."""
-    monkeypatch.setenv("GDRPY_SOCKET", socket)
-    with gdrpy.connect(socket) as broker:
-        yield broker
-        for one in broker.list():
-            with suppress(gdrpy.NotFound):  # a copy went with its region
-                broker.delete(one.name)
+def broker(broker: gdrpy.Broker, monkeypatch: pytest.MonkeyPatch) -> gdrpy.Broker:
+    """The broker, which engines find."""
+    monkeypatch.setenv("GDRPY_SOCKET", broker.socket)
+    return broker
 
 
 @pytest.fixture

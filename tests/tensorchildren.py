@@ -1,4 +1,4 @@
-"""What the processes that get tensors are given to do."""
+"""Processes that get tensors through torch's queues, and what they are given to do."""
 
 from __future__ import annotations
 
@@ -7,28 +7,57 @@ import os
 import pickle
 import sys
 import time
+from multiprocessing import resource_sharer
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import multiprocessing
 
 import gdrpy.torch
 from gdrpy import cuda
 from gdrpy.memory.gpu import memory_at
 from gdrpy.torch import reducers
 
+#: About a tenth of a second on today's GPUs.
+CYCLES = 200_000_000
 
-def echo(inbox: Any, outbox: Any) -> None:
-    """Send back what is asked of each thing that comes, until None does."""
+
+class Worker:
+    """A process that does what it is asked with tensors, and answers."""
+
+    def __init__(self) -> None:
+        self.context: Any = multiprocessing.get_context("spawn")
+        self._inbox, self._outbox = self.context.SimpleQueue(), self.context.SimpleQueue()
+        self.process = self.context.Process(
+            target=_serve, args=(self._inbox, self._outbox), daemon=True
+        )
+        self.process.start()
+        self._outbox._writer.close()  # so that its end is noticed
+
+    def ask(self, function: Any, *things: Any) -> Any:
+        """What a function of this module returns there, or the error that it raises."""
+        self._inbox.put((function, things))
+        return self._outbox.get()
+
+    def close(self) -> None:
+        if self.process.is_alive():
+            self._inbox.put(None)
+            self.process.join(60)
+            assert self.process.exitcode == 0
+        resource_sharer.stop()
+
+
+def _serve(inbox: Any, outbox: Any) -> None:
     gdrpy.torch.install_reducers()
     while True:
         try:
             task = inbox.get()
             if task is None:
                 return
-            name, things = task
-            answer = globals()[name](*things)
+            function, things = task
+            answer = function(*things)
         except Exception as error:
             answer = error
         task = things = None
@@ -102,6 +131,8 @@ def add(tensor: torch.Tensor) -> list[float]:
     found: list[float] = tensor.tolist()
     with torch.no_grad():
         tensor += 1
+    if tensor.is_cuda:
+        torch.cuda.synchronize()
     return found
 
 
@@ -133,6 +164,27 @@ def queue(tensor: torch.Tensor, bell: gdrpy.Flag) -> None:
         bell.stream_wait(stream, 1)
         cuda.call("cuMemsetD8Async", tensor.data_ptr(), 9, tensor.nbytes, stream)
     kept.append(bell)
+
+
+def fill_later(tensor: torch.Tensor) -> None:
+    """Drop a CUDA tensor while the GPU has yet to fill it."""
+    torch.cuda._sleep(CYCLES)
+    tensor.fill_(9)
+
+
+def double_after(event: Any, tensor: torch.Tensor) -> list[float]:
+    """Double a CUDA tensor after another process's event."""
+    with torch.cuda.stream(torch.cuda.Stream()):
+        event.wait()
+        tensor.mul_(2)
+        found: list[float] = tensor.tolist()
+    return found
+
+
+def place(*tensors: torch.Tensor) -> list[tuple[str, int]]:
+    """Where tensors lie, from the first one on."""
+    first = tensors[0].data_ptr()
+    return [(str(one.device), one.data_ptr() - first) for one in tensors]
 
 
 def looks(*tensors: torch.Tensor) -> list[tuple[Any, ...]]:

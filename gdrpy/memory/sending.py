@@ -6,7 +6,7 @@ Only multiprocessing's pickler can send descriptors.
 from __future__ import annotations
 
 import os
-from errno import EACCES
+from errno import EACCES, EMFILE
 from multiprocessing import AuthenticationError
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd, ForkingPickler
@@ -91,7 +91,16 @@ def _send(memory: Memory) -> tuple[Any, ...]:
         raise TypeError(f"multiprocessing cannot send this memory: {error}") from error
     if get_spawning_popen() is not None:  # the child inherits it, maybe by a fork
         lend_private(fd)
-    return _receive, (DupFd(fd), memory.has_gpu_view)
+    try:
+        return _receive, (DupFd(fd), memory.has_gpu_view)
+    except OSError as error:
+        if error.errno != EMFILE:
+            raise
+        raise OSError(
+            EMFILE,
+            "sending memory: this process may open no more files, and each message that was not "
+            "received takes some: have them received, or raise the limit (ulimit -n)",
+        ) from error
 
 
 def _receive(sent: Any, gpu: bool) -> Received:

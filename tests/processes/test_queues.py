@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import children
 import pytest
 
 import gdrpy
+from gdrpy.memory import sending
 from support import gpu_mappings, settled_descriptors
 
 
@@ -99,6 +102,14 @@ class TestDescriptors:
         for _ in range(5):
             round_trips()
         assert (here(), worker.ask(children.descriptors)) == before
+
+    def test_that_are_used_up_are_told_of_with_a_remedy(self, monkeypatch: Any) -> None:
+        def refuse(fd: int) -> None:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+        monkeypatch.setattr(sending, "DupFd", refuse)
+        with gdrpy.alloc(4096) as region, pytest.raises(OSError, match="sending memory: .*ulimit"):
+            ForkingPickler.dumps(region)
 
 
 class TestClosedBeforeItWasTaken:

@@ -14,6 +14,7 @@ from gdrpy.broker.client.connection import Lease
 from gdrpy.broker.client.views import lease_at
 from gdrpy.broker.place import connect_path
 from gdrpy.errors import BrokerUnavailable
+from gdrpy.memory.gpu import memory_at
 from gdrpy.torch.views import clusters, extent
 
 try:
@@ -110,8 +111,8 @@ class Transport(TensorTransportManager):
     ) -> _Metadata:
         """Share an object's tensors. The work queued on them is done when this returns.
 
-        Raises TypeError for sparse, nested and quantized tensors and those without memory, and as
-        ``Broker.allocate``.
+        Raises TypeError for sparse, nested and quantized tensors and those without memory, Detached
+        for those of a detached region, and as ``Broker.allocate``.
         """
         if obj_id not in self._sent:  # a task that Ray repeats keeps its first result
             self._sent[obj_id] = _share(rdt_object)
@@ -210,13 +211,17 @@ def _share(tensors: list[torch.Tensor]) -> tuple[_Metadata, list[BrokerRegion]]:
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor without what is not in its memory. Raises TypeError."""
+    """The tensor without what is not in its memory. Raises TypeError, Detached."""
     dense = tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
     if not dense or tensor.is_meta:
         raise TypeError(
             f"sharing a tensor by {NAME}: it is sparse, nested or quantized, or has no memory "
             f"({tensor.layout}, {tensor.dtype}, {tensor.device}): return a dense copy"
         )
+    start, end = extent(tensor)
+    held = memory_at(tensor.data_ptr(), end - start)
+    if held is not None and held[0].detached:
+        held[0]._check(f"sharing a tensor by {NAME}")
     return tensor.detach().resolve_conj().resolve_neg()
 
 

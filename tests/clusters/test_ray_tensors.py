@@ -85,6 +85,13 @@ class TestRefusal:
         with pytest.raises(TypeError, match=r"by GDRPY: it is sparse, .*: return a dense copy"):
             ray_cluster(programs.share_sparse)
 
+    def test_of_a_tensor_in_a_detached_region_says_so(self):
+        region = gdrpy.alloc(4096)
+        tensor = torch.from_dlpack(region.array((4,), "F32"))
+        region.detach()
+        with pytest.raises(gdrpy.Detached, match=r"sharing a tensor by GDRPY: .*: attach\(\) it"):
+            gdrpy.ray._share([tensor])
+
     def test_on_another_machine_names_what_carries_bytes_there(self, ray_cluster):
         told, row = ray_cluster(programs.send_there)
         assert re.match(

@@ -365,6 +365,10 @@ class Engine(Client):
         self.push(*stream)
         self.ring()
 
+    def heard(self) -> bool:
+        """Whether the GPU has looked at the doorbell, after a while."""
+        return eventually(lambda: not ctypes.c_uint32.from_address(self.doorbell).value)
+
     def seen(self) -> int:
         return int(ctypes.c_uint32.from_address(self.words.address).value)
 

@@ -185,6 +185,7 @@ class TestStall:
     def test_delays_the_channel_alone_until_so_much_time_has_passed(self) -> None:
         engine = Engine()
         engine.submit(engine.semaphore())
+        assert engine.heard()  # or the other one's work could be the second
         other = Engine()
         rm.pass_time(900)
         other.run(other.semaphore())

@@ -102,9 +102,9 @@ test-c:
 	@echo "== C tests, plain and under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@$(MAKE) --no-print-directory -C tests/c check
 
-# The copy engine for arm64, under emulation. Root gets what is missing installed, and is told.
+# Copies and channels for arm64, under emulation. Root gets what is missing installed, and is told.
 test-arm64:
-	@echo "== C tests of the copy engine for arm64, under emulation"
+	@echo "== C tests of copies and channels for arm64, under emulation"
 	@{ command -v aarch64-linux-gnu-gcc && command -v qemu-aarch64; } > /dev/null || { [ "$$(id -u)" = 0 ] && \
 		echo "installing $(ARM64_PACKAGES) (Debian packages)" && $(APT_GET) update && \
 		DEBIAN_FRONTEND=noninteractive $(APT_GET) install -y $(ARM64_PACKAGES) > /dev/null; } || true

@@ -158,6 +158,7 @@ class TestWheel:
             "gdrpy/include/gdrapi.h",
             "gdrpy/include/gdrpy/broker.h",
             "gdrpy/include/gdrpy/channel.h",
+            "gdrpy/include/gdrpy/inbox.h",
         }
         assert {name.split("/")[0].split("-")[0] for name in names} == {"gdrpy"}
 

@@ -22,6 +22,7 @@
 #define CORE_RING_HOST_NBYTES 256
 
 #define CORE_RING_RECORD_UNIT 16
+#define CORE_RING_RECORD_MAX (64 * 1024)
 
 struct core_ring {
 	enum core_mapping_kind type; /* of the GPU memory's mapping */

@@ -2,33 +2,18 @@
 /* gdrpy._core._mapping.Channel: the producer's end of a ring of records for a GPU. */
 #include "channel.h"
 
-#include "spin.h"
-
 #include <structmember.h>
-
-/* The most that push_many() stores before it publishes the records. */
-#define BATCH_NBYTES (16 * 1024)
-/* The time after which it lets other Python threads run and handles signals. */
-#define LOCKED_NS 1000000
 
 PyTypeObject *core_channel_type_object;
 
 bool core_channel_usable(struct channel *self, const char *method)
 {
-	if (!self->memory)
-		return core_raise(PyExc_TypeError, "%s: the Channel was never initialized", method);
-	if (self->memory->generation != core_fork_generation)
-		return core_raise(
-			core_error_forked,
-			"%s: this channel belongs to the parent process; a forked child must "
-			"create one",
-			method);
-	return true;
+	return core_ring_usable(&self->memory, "Channel", method);
 }
 
-/* Whether records may be pushed; false with an exception set. */
-static bool may_push(struct channel *self, const char *method)
+bool core_channel_may_push(void *object, const char *method)
 {
+	struct channel *self = object;
 	const char *reason;
 
 	if (!core_channel_usable(self, method))
@@ -44,111 +29,43 @@ static bool may_push(struct channel *self, const char *method)
 	return core_raise(core_error_closed, "%s: %s", method, reason);
 }
 
-struct channel_wait {
-	struct channel *channel;
-	const char *method;
-	uint64_t popped; /* what drain() waits for */
-};
-
-static bool may_go_on(void *context)
+static uint64_t push_records(void *self, const char *records, uint64_t count)
 {
-	struct channel_wait *wait = context;
-
-	return may_push(wait->channel, wait->method);
+	return core_ring_push(&((struct channel *)self)->producer, records, count);
 }
 
 /* Runs without the GIL, so it leaves the computation of the room to core_ring_push(). */
-static bool may_have_room(void *context)
+static bool may_have_room(void *object)
 {
-	struct channel *self = ((struct channel_wait *)context)->channel;
+	struct channel *self = object;
 
 	return core_ring_moved(&self->producer) || core_ring_stopped(&self->producer.ring) ||
 	       __atomic_load_n(&self->closed, __ATOMIC_RELAXED);
 }
 
-static bool wait_for_room(struct channel *self, const char *method, int64_t deadline)
-{
-	struct channel_wait wait = {.channel = self, .method = method};
-	struct core_spin spin = {.look = may_have_room,
-				 .may_go_on = may_go_on,
-				 .context = &wait,
-				 .looks = CORE_LOOKS_CACHED,
-				 .timeout = core_time_left(deadline)};
-	enum core_spin_end end = core_spin(&spin);
-
-	if (end == CORE_SPIN_LATE)
-		PyErr_Format(core_error_timeout,
-			     "%s: the ring of %llu records is full, and nothing was taken in time; "
-			     "%llu records have been pushed so far",
-			     method, (unsigned long long)self->producer.ring.capacity,
-			     (unsigned long long)self->producer.tail);
-	return end == CORE_SPIN_CAME;
-}
-
-static bool let_others_run(int64_t *since)
-{
-	if (core_now_ns() - *since < LOCKED_NS)
-		return true;
-	PyEval_RestoreThread(PyEval_SaveThread());
-	*since = core_now_ns();
-	return !PyErr_CheckSignals();
-}
-
-static bool push_all(struct channel *self, const char *method, const char *records, uint64_t count,
-		     int64_t timeout)
-{
-	uint64_t nbytes = self->producer.ring.record_nbytes;
-	uint64_t batch = nbytes < BATCH_NBYTES ? BATCH_NBYTES / nbytes : 1;
-	uint64_t pushed = core_ring_push(&self->producer, records, count < batch ? count : batch);
-	int64_t deadline, since;
-
-	if (pushed == count)
-		return true;
-
-	deadline = core_deadline(timeout);
-	since = core_now_ns();
-	do {
-		records += pushed * nbytes;
-		count -= pushed;
-		if ((!pushed && !wait_for_room(self, method, deadline)) ||
-		    !let_others_run(&since) || !may_push(self, method))
-			return false;
-		pushed = core_ring_push(&self->producer, records, count < batch ? count : batch);
-	} while (pushed < count);
-	return true;
-}
-
 static PyObject *push(struct channel *self, const char *method, bool many, CORE_PARAMETERS)
 {
-	static const char *const names[][3] = {{"record", "timeout", NULL},
-					       {"records", "timeout", NULL}};
-	bool pushed = false;
-	PyObject *arg[2];
-	Py_ssize_t nbytes;
-	int64_t timeout;
-	Py_buffer data;
+	const struct core_pushing end = {.self = self,
+					 .method = method,
+					 .may_push = core_channel_may_push,
+					 .push = push_records,
+					 .has_news = may_have_room,
+					 .nbytes = self->producer.ring.record_nbytes,
+					 .capacity = self->producer.ring.capacity,
+					 .pushed = &self->producer.tail};
 
-	if (!core_parse(method, CORE_ARGUMENTS, names[many], 1, arg) ||
-	    !core_as_timeout(method, arg[1], &timeout) || !may_push(self, method) ||
-	    !core_get_view(method, names[many][0], arg[0], 0, &data))
-		return NULL;
-
-	nbytes = (Py_ssize_t)self->producer.ring.record_nbytes;
-	if (many ? data.len % nbytes != 0 : data.len != nbytes)
-		PyErr_Format(PyExc_ValueError,
-			     many ? "%s: a record has %zd bytes, and %zd is not a multiple"
-				  : "%s: a record has %zd bytes, but %zd were given",
-			     method, nbytes, data.len);
-	else if (may_push(self, method)) /* getting the buffer may have run Python code */
-		pushed = push_all(self, method, data.buf, (uint64_t)(data.len / nbytes), timeout);
-	PyBuffer_Release(&data);
-	return pushed ? Py_NewRef(Py_None) : NULL;
+	return core_push(&end, many, CORE_ARGUMENTS);
 }
+
+struct draining {
+	struct channel *channel;
+	uint64_t popped; /* what drain() waits for */
+};
 
 /* Counters do not wrap. */
 static bool is_drained(void *context)
 {
-	struct channel_wait *wait = context;
+	struct draining *wait = context;
 	const struct core_ring *ring = &wait->channel->producer.ring;
 
 	return core_ring_popped(ring) >= wait->popped || core_ring_stopped(ring);
@@ -156,17 +73,16 @@ static bool is_drained(void *context)
 
 static bool may_drain(void *context)
 {
-	struct channel_wait *wait = context;
+	struct draining *wait = context;
 
-	return core_channel_usable(wait->channel, wait->method);
+	return core_channel_usable(wait->channel, "Channel.drain");
 }
 
 static PyObject *channel_drain(struct channel *self, CORE_PARAMETERS)
 {
 	static const char *const names[] = {"timeout", NULL};
 	static const char method[] = "Channel.drain";
-	struct channel_wait wait = {
-		.channel = self, .method = method, .popped = self->producer.tail};
+	struct draining wait = {.channel = self, .popped = self->producer.tail};
 	struct core_spin spin = {.look = is_drained,
 				 .may_go_on = may_drain,
 				 .context = &wait,
@@ -191,13 +107,17 @@ static PyObject *channel_drain(struct channel *self, CORE_PARAMETERS)
 			    end == CORE_SPIN_LATE ? " in time" : ", and the consumer has stopped");
 }
 
+void core_channel_end(struct channel *self)
+{
+	if (!self->closed && core_ring_is_ours(&self->memory))
+		core_ring_close(&self->producer.ring);
+	if (self->memory.gpu)
+		__atomic_store_n(&self->closed, true, __ATOMIC_RELAXED);
+}
+
 static PyObject *channel_close(struct channel *self, void *Py_UNUSED(unused))
 {
-	if (self->memory && !self->closed) {
-		if (self->memory->generation == core_fork_generation)
-			core_ring_close(&self->producer.ring);
-		__atomic_store_n(&self->closed, true, __ATOMIC_RELAXED);
-	}
+	core_channel_end(self);
 	Py_RETURN_NONE;
 }
 
@@ -224,7 +144,8 @@ static PyObject *channel_popped(struct channel *self, void *Py_UNUSED(unused))
 
 static PyObject *channel_closed(struct channel *self, void *Py_UNUSED(unused))
 {
-	return PyBool_FromLong(!self->memory || __atomic_load_n(&self->closed, __ATOMIC_RELAXED));
+	return PyBool_FromLong(!self->memory.gpu ||
+			       __atomic_load_n(&self->closed, __ATOMIC_RELAXED));
 }
 
 CORE_METHOD_ALONE(channel_push, channel, push, "Channel.push", false)
@@ -236,63 +157,30 @@ CORE_ALONE(channel_pushed, channel)
 
 static int channel_init(struct channel *self, PyObject *args, PyObject *kwargs)
 {
-	static char *names[] = {"memory", "host", "record_nbytes", "capacity", NULL};
-	unsigned long long memory_ptr, host_ptr;
-	struct mapping *memory, *host;
-	PyTypeObject *type = core_mapping_type_object;
-	Py_ssize_t nbytes, capacity;
+	static const struct core_ring_needs needs = {.gpu = CORE_RING_RECORDS,
+						     .host = CORE_RING_HOST_NBYTES,
+						     .gpu_record = 1,
+						     .capacity = PY_SSIZE_T_MAX};
 	struct core_ring *ring = &self->producer.ring;
+	struct gdr_slots records;
+	struct mapping *gpu;
 
-	if (!core_init_once("Channel", self->memory) ||
-	    !PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!nn:Channel", names, type, &memory, type,
-					 &host, &nbytes, &capacity) ||
-	    !core_mapping_writable(memory, "Channel") || !core_mapping_writable(host, "Channel"))
+	if (!core_ring_hold(&self->memory, "Channel", args, kwargs, &needs, &records))
 		return -1;
-	if (nbytes <= 0 || nbytes % CORE_RING_RECORD_UNIT || capacity <= 0 ||
-	    capacity & (capacity - 1) || host->nbytes < CORE_RING_HOST_NBYTES ||
-	    memory->nbytes < CORE_RING_RECORDS ||
-	    (memory->nbytes - CORE_RING_RECORDS) / nbytes < capacity) {
-		PyErr_SetString(PyExc_ValueError, "Channel: record_nbytes, capacity or the "
-						  "mappings' size is out of range");
-		return -1;
-	}
-	memory_ptr = PyLong_AsUnsignedLongLong(memory->ptr);
-	if (PyErr_Occurred())
-		return -1;
-	host_ptr = PyLong_AsUnsignedLongLong(host->ptr);
-	if (PyErr_Occurred())
-		return -1;
-
-	/* close() of a mapping must not unmap it */
-	if (!core_mapping_hold(memory, "Channel", CORE_ONE_VIEW))
-		return -1;
-	if (!core_mapping_hold(host, "Channel", CORE_ONE_VIEW)) {
-		core_mapping_let_go(memory, CORE_ONE_VIEW);
-		return -1;
-	}
-	core_ring_place(ring, memory->type, memory->address, host->address, (uint64_t)nbytes,
-			(uint64_t)capacity);
-	core_ring_begin(ring, memory->address, memory_ptr, host_ptr);
-	self->memory = (struct mapping *)Py_NewRef((PyObject *)memory);
-	self->host = (struct mapping *)Py_NewRef((PyObject *)host);
+	gpu = self->memory.gpu;
+	core_ring_place(ring, gpu->type, gpu->address, self->memory.host->address,
+			records.record_nbytes, records.capacity);
+	core_ring_begin(ring, gpu->address, self->memory.gpu_ptr, self->memory.host_ptr);
 	return 0;
-}
-
-static void let_go(struct mapping **mapping)
-{
-	if (*mapping)
-		core_mapping_let_go(*mapping, CORE_ONE_VIEW);
-	Py_CLEAR(*mapping);
 }
 
 static int channel_clear(struct channel *self)
 {
-	let_go(&self->memory);
-	let_go(&self->host);
+	core_ring_let_go(&self->memory);
 	return 0;
 }
 
-CORE_TRAVERSE(channel, Py_VISIT(self->memory); Py_VISIT(self->host))
+CORE_TRAVERSE(channel, Py_VISIT(self->memory.gpu); Py_VISIT(self->memory.host))
 CORE_DEALLOC(channel)
 
 static PyMethodDef channel_methods[] = {

@@ -1,18 +1,24 @@
 /* SPDX-License-Identifier: MIT */
-/* The Channel type in C, for its reader. */
+/* The Channel type in C, for its reader and for links. */
 #ifndef GDRPY_CHANNEL_TYPE_H
 #define GDRPY_CHANNEL_TYPE_H
 
 #include "channel/ring.h"
-#include "mapping.h"
+#include "records.h"
 
 struct channel {
-	PyObject_HEAD struct mapping *memory, *host; /* NULL until it is initialized */
+	PyObject_HEAD struct core_ring_memory memory;
 	struct core_ring_producer producer;
 	bool closed;
 };
 
 /* Whether this process may use the channel; false with an exception set. */
 bool core_channel_usable(struct channel *self, const char *method);
+
+/* Whether records may be pushed; false with an exception set. */
+bool core_channel_may_push(void *self, const char *method);
+
+/* Tell the consumer that no more records follow. */
+void core_channel_end(struct channel *self);
 
 #endif

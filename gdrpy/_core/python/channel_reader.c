@@ -2,8 +2,6 @@
 /* gdrpy._core._mapping.ChannelReader: the consumer's end of a channel, on the CPU. */
 #include "channel.h"
 
-#include "spin.h"
-
 #include <structmember.h>
 
 struct reader {
@@ -12,13 +10,10 @@ struct reader {
 	bool closed;
 };
 
-struct reader_wait {
-	struct reader *reader;
-	const char *method;
-};
-
-static bool reader_usable(struct reader *self, const char *method)
+static bool may_pop(void *object, const char *method)
 {
+	struct reader *self = object;
+
 	if (!self->channel)
 		return core_raise(PyExc_TypeError, "%s: the reader was never initialized", method);
 	if (!core_channel_usable(self->channel, method))
@@ -33,109 +28,66 @@ static bool reader_usable(struct reader *self, const char *method)
 	return true;
 }
 
-static bool may_go_on(void *context)
+static bool has_news(void *object)
 {
-	struct reader_wait *wait = context;
-
-	return reader_usable(wait->reader, wait->method);
-}
-
-static bool look(void *context)
-{
-	struct reader *self = ((struct reader_wait *)context)->reader;
+	struct reader *self = object;
 
 	return core_ring_has_news(&self->consumer) ||
 	       __atomic_load_n(&self->closed, __ATOMIC_RELAXED);
 }
 
-static int64_t ready_of(struct reader *self, Py_ssize_t wanted)
+static uint64_t ready(void *self, uint64_t most)
 {
-	int64_t ready = (int64_t)core_ring_ready(&self->consumer, (uint64_t)wanted);
+	uint64_t count = core_ring_ready(&((struct reader *)self)->consumer, most);
 
-	return ready < wanted ? ready : wanted;
+	return count < most ? count : most;
 }
 
-/* Wait for records; returns how many are ready, up to `wanted`, 0 at the end, -1 on error. */
-static int64_t wait_for_records(struct reader *self, const char *method, Py_ssize_t wanted,
-				PyObject *limit)
+static void take(void *self, char *records, uint64_t count)
 {
-	struct reader_wait wait = {self, method};
-	struct core_spin spin = {.look = look, .may_go_on = may_go_on, .context = &wait};
-	enum core_spin_end end;
-	int64_t deadline;
-	int64_t ready;
-
-	if (!core_as_timeout(method, limit, &spin.timeout) || !reader_usable(self, method))
-		return -1;
-	ready = ready_of(self, wanted);
-	if (ready)
-		return ready;
-
-	spin.looks = self->consumer.ring.type == CORE_MAPPING_CACHED ? CORE_LOOKS_CACHED
-								     : CORE_LOOKS_UNCACHED;
-	deadline = core_deadline(spin.timeout);
-	do {
-		spin.timeout = core_time_left(deadline);
-		end = core_spin(&spin);
-		if (end == CORE_SPIN_LATE)
-			PyErr_Format(core_error_timeout, "%s: no record arrived in time", method);
-		if (end != CORE_SPIN_CAME || !reader_usable(self, method))
-			return -1;
-		if (core_ring_ended(&self->consumer))
-			return 0;
-		ready = ready_of(self, wanted); /* another thread may have taken it */
-	} while (!ready);
-	return ready;
+	core_ring_take(&((struct reader *)self)->consumer, records, count);
 }
 
-static PyObject *take(struct reader *self, int64_t count)
+static bool ended(void *self)
 {
-	int64_t nbytes = count * (int64_t)self->consumer.ring.record_nbytes;
-	PyObject *records = PyBytes_FromStringAndSize(NULL, nbytes);
+	return core_ring_ended(&((struct reader *)self)->consumer);
+}
 
-	if (records)
-		core_ring_take(&self->consumer, PyBytes_AsString(records), (uint64_t)count);
-	return records;
+static struct core_popping popping(struct reader *self, const char *method)
+{
+	const struct core_ring *ring = &self->consumer.ring;
+
+	return (struct core_popping){.self = self,
+				     .method = method,
+				     .may_pop = may_pop,
+				     .ready = ready,
+				     .take = take,
+				     .ended = ended,
+				     .has_news = has_news,
+				     .nbytes = ring->record_nbytes,
+				     .looks = ring->type == CORE_MAPPING_CACHED
+						      ? CORE_LOOKS_CACHED
+						      : CORE_LOOKS_UNCACHED};
 }
 
 static PyObject *reader_pop(struct reader *self, CORE_PARAMETERS)
 {
-	static const char *const names[] = {"timeout", NULL};
-	static const char method[] = "ChannelReader.pop";
-	PyObject *arg[1];
-	int64_t ready;
+	const struct core_popping end = popping(self, "ChannelReader.pop");
 
-	if (!core_parse(method, CORE_ARGUMENTS, names, 0, arg))
-		return NULL;
-	ready = wait_for_records(self, method, 1, arg[0]);
-	if (ready < 0)
-		return NULL;
-	return ready ? take(self, ready) : Py_NewRef(Py_None);
+	return core_pop(&end, CORE_ARGUMENTS);
 }
 
 static PyObject *reader_pop_many(struct reader *self, CORE_PARAMETERS)
 {
-	static const char *const names[] = {"limit", "timeout", NULL};
-	static const char method[] = "ChannelReader.pop_many";
-	Py_ssize_t limit;
-	PyObject *arg[2];
-	int64_t ready;
+	const struct core_popping end = popping(self, "ChannelReader.pop_many");
 
-	if (!core_parse(method, CORE_ARGUMENTS, names, 0, arg))
-		return NULL;
-	limit = core_as_size(method, "limit", arg[0] == Py_None ? NULL : arg[0], PY_SSIZE_T_MAX);
-	if (limit < 0)
-		return NULL;
-	if (!limit)
-		return PyErr_Format(PyExc_ValueError, "%s: limit must be 1 or more, not 0", method);
-	ready = wait_for_records(self, method, limit, arg[1]);
-	return ready < 0 ? NULL : take(self, ready);
+	return core_pop_many(&end, CORE_ARGUMENTS);
 }
 
 static PyObject *reader_close(struct reader *self, void *Py_UNUSED(unused))
 {
 	if (self->channel && !self->closed) {
-		if (self->channel->memory->generation == core_fork_generation)
+		if (core_ring_is_ours(&self->channel->memory))
 			core_ring_stop(&self->consumer.ring);
 		__atomic_store_n(&self->closed, true, __ATOMIC_RELAXED);
 	}

@@ -58,6 +58,8 @@ _HOMES = {
     "Flag": "gdrpy.memory.view",
     "Gdr": "gdrpy.pins",
     "Heap": "gdrpy.arena.heap",
+    "Inbox": "gdrpy.channel",
+    "Link": "gdrpy.channel",
     "Mapping": "gdrpy.memory.view",
     "Pin": "gdrpy.pins",
     "Region": "gdrpy.region",
@@ -88,7 +90,7 @@ if TYPE_CHECKING:
     from gdrpy.arena.heap import Heap
     from gdrpy.arrays.array import Array
     from gdrpy.broker.client.broker import Broker, BrokerRegion, connect
-    from gdrpy.channel import Channel
+    from gdrpy.channel import Channel, Inbox, Link
     from gdrpy.memory.engine import register
     from gdrpy.memory.page_locked import page_locked
     from gdrpy.memory.view import Flag, Mapping
@@ -136,8 +138,10 @@ __all__ = [
     "Gdr",
     "Gone",
     "Heap",
+    "Inbox",
     "InvalidHandle",
     "InvalidRequest",
+    "Link",
     "Mapping",
     "MissingView",
     "NotFound",

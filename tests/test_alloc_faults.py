@@ -20,7 +20,7 @@ FUNCTIONS = (
 )
 
 
-def calls_of(function: str, work: Callable[[], None]) -> int:
+def calls_of(function: str, work: Callable[[], object]) -> int:
     before = sim.call_count(function)
     work()
     return sim.call_count(function) - before
@@ -30,8 +30,11 @@ def make_region() -> None:
     gdrpy.alloc(4096).close()
 
 
-def make_channel() -> None:
-    gdrpy.Channel(16, 1)
+RINGS: dict[str, Callable[[], object]] = {
+    "channel": lambda: gdrpy.Channel(16, 1),
+    "inbox": lambda: gdrpy.Inbox(16, 1),
+    "link": lambda: gdrpy.Link(16, 16, 1),
+}
 
 
 @pytest.mark.usefixtures("nothing_leaks")
@@ -87,13 +90,14 @@ class TestFailingStep:
     @pytest.mark.parametrize(
         "function", [*FUNCTIONS, "cuMemHostAlloc", "cuMemHostGetDevicePointer"]
     )
-    def test_of_a_channel_raises_its_error_and_leaves_nothing(self, backend, function):
-        times = calls_of(function, make_channel)
+    @pytest.mark.parametrize("make", RINGS.values(), ids=list(RINGS))
+    def test_of_a_ring_raises_its_error_and_leaves_nothing(self, backend, make, function):
+        times = calls_of(function, make)
         assert times > 0
         for nth in range(1, times + 1):
             with sim.fault(f"{function}:{nth}:999"), pytest.raises(gdrpy.CudaError, match=function):
-                make_channel()
-        make_channel()
+                make()
+        make()
 
 
 class TestFailingClose:

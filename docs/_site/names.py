@@ -18,7 +18,7 @@ import gdrpy
 from gdrpy import errors
 
 #: Classes that users make by calling them; the others are made by functions and methods.
-_CALLED = {"gdrpy.Channel", "gdrpy.Arena", "gdrpy.torch.Pool"}
+_CALLED = {"gdrpy.Channel", "gdrpy.Inbox", "gdrpy.Link", "gdrpy.Arena", "gdrpy.torch.Pool"}
 
 #: What stands in annotations, and what it means to users.
 _MEANINGS = {

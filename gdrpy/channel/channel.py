@@ -4,41 +4,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from gdrpy import cuda
 from gdrpy._core import _mapping
 from gdrpy._core._mapping import Undo
-from gdrpy.common.arguments import as_int
-from gdrpy.common.resource import Closing
-from gdrpy.memory.page_locked import page_locked
-from gdrpy.region import alloc
+from gdrpy.channel.ring import End, Ring, allocate, as_capacity, as_record_size, only
 
-#: The size of a record is a multiple of the unit and at most the maximum, in bytes.
-RECORD_UNIT, RECORD_MAX = 16, 64 * 1024
 #: In records. No address space holds this many of the largest.
 CAPACITY_MAX = 1 << 40
 
 
-def include_dir() -> str:
-    """The folder for a CUDA compiler's ``-I``: with it, ``#include <gdrpy/channel.cuh>``."""
-    return str(Path(__file__).parent.parent / "include")
-
-
-class _End(Closing):
-    """One end of a channel, which cannot be copied."""
-
-    closed: Any
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            f"a {type(self).__name__} cannot be copied or pickled: it belongs to its process; "
-            f"send records to that process, or share a region and a flag of it"
-        )
-
-
-class Channel(_End, _mapping.Channel):
+class Channel(Ring, _mapping.Channel):
     """A ring of ``capacity`` records of ``record_nbytes`` bytes, from the CPU to a GPU.
 
     Args:
@@ -61,35 +37,14 @@ class Channel(_End, _mapping.Channel):
     _reader: weakref.ref[ChannelReader] | None = None
 
     def __init__(self, record_nbytes: int = 64, capacity: int = 4096, device: Any = 0) -> None:
-        size = as_int("Channel", "record_nbytes", record_nbytes)
-        if not 0 < size <= RECORD_MAX or size % RECORD_UNIT:
-            raise ValueError(
-                f"Channel: record_nbytes must be a multiple of {RECORD_UNIT} up to {RECORD_MAX}, "
-                f"not {size}"
-            )
-        count = as_int("Channel", "capacity", capacity)
-        if not 0 < count <= CAPACITY_MAX or count & (count - 1):
-            raise ValueError(
-                f"Channel: capacity must be a power of two up to {CAPACITY_MAX}, not {count}"
-            )
-        ordinal = cuda.ordinal("Channel", device)
+        size = as_record_size("Channel", "record_nbytes", record_nbytes)
+        count = as_capacity("Channel", capacity, CAPACITY_MAX)
         with Undo() as undo:
-            region = undo.keep(alloc(_mapping.CHANNEL_NBYTES + count * size, ordinal))
-            host = undo.keep(page_locked(_mapping.CHANNEL_HOST_NBYTES, ordinal))
+            nbytes = _mapping.CHANNEL_NBYTES + count * size
+            region, host = allocate(undo, "Channel", nbytes, _mapping.CHANNEL_HOST_NBYTES, device)
             super().__init__(region.cpu, host, size, count)
             undo.forget()
         self._region = region
-
-    @property
-    def device(self) -> int:
-        """The ordinal of the GPU that the records go to."""
-        assert self._region.device is not None
-        return self._region.device
-
-    @property
-    def ptr(self) -> int:
-        """GPU address of the ``struct gdr_channel`` for the consumer. Raises Forked."""
-        return self._region.ptr
 
     def reader(self) -> ChannelReader:
         """A consumer on the CPU, in place of a kernel. It begins after the records already taken.
@@ -97,18 +52,11 @@ class Channel(_End, _mapping.Channel):
         Raises ValueError while the channel has another reader.
         """
         reader = ChannelReader(self)
-        other = self._reader() if self._reader else None
-        if other is not None and not other.closed:
-            raise ValueError("Channel.reader: this channel has a reader, and may have only one")
-        self._reader = weakref.ref(reader)
+        self._reader = only("Channel.reader", self._reader, reader)
         return reader
 
-    def __repr__(self) -> str:
-        state = "CLOSED" if self.closed else f"on {self._region.location}"
-        return f"<Channel of {self.capacity} records of {self.record_nbytes} bytes {state}>"
 
-
-class ChannelReader(_End, _mapping.ChannelReader):
+class ChannelReader(End, _mapping.ChannelReader):
     """A channel's consumer on the CPU. Made by :meth:`Channel.reader`.
 
     It reads GPU memory through the mapping, which is slow on a real GPU. It is for tests, and for

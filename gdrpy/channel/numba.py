@@ -1,19 +1,37 @@
-"""The consumer of a channel for numba.cuda kernels.
+"""The kernel's end of channels, inboxes and links for numba.cuda kernels.
 
-``channel`` is the address of its descriptor: pass ``numpy.uint64(channel.ptr)`` to the kernel.
-``head`` counts the records taken, as an unsigned 64-bit int; record number i is the i-th ever.
+``channel``, ``inbox`` and ``link`` are addresses: pass ``numpy.uint64(channel.ptr)`` to the kernel.
+A link is a channel of requests too. ``head`` counts the records taken, as an unsigned 64-bit int;
+record number i is the i-th ever.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from gdrpy.channel.layout import CAPACITY, CLOSED, HEAD, RECORD_NBYTES, RECORDS, STOPPED, TAIL
+from gdrpy.channel.layout import (
+    CAPACITY,
+    CLOSED,
+    END,
+    HEAD,
+    INBOX_SLOTS,
+    LINK_ANSWERS,
+    READER_CLOSED,
+    RECORD_NBYTES,
+    RECORDS,
+    RESERVED,
+    SLOT_ADDRESS,
+    SLOT_CAPACITY,
+    SLOT_RECORD_NBYTES,
+    STOPPED,
+    TAIL,
+    TAKEN,
+)
 from gdrpy.common.extras import brought_by
 
 with brought_by("gdrpy[numba]"):
     from llvmlite import ir
-    from numba import cuda, types, uint64
+    from numba import cuda, int64, types, uint64
     from numba.cuda.extending import intrinsic
 
 
@@ -45,20 +63,37 @@ _acquire = _load("ld.acquire.sys.global.u64", types.uint64, side_effect=True)
 _volatile = _load("ld.volatile.global.u64", types.uint64, side_effect=True)
 
 
-@intrinsic
-def _store(context: Any, address: Any, value: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        word = ir.IntType(64)
-        code = ir.InlineAsm(
-            ir.FunctionType(ir.VoidType(), [word, word]),
-            "st.volatile.global.u64 [$0], $1;",
-            "l,l,~{memory}",
-            side_effect=True,
-        )
-        builder.call(code, args)
-        return context.get_dummy_value()
+def _act(instruction: str, arguments: int, result: bool) -> Any:
+    """A device function of 64-bit arguments, of which one PTX instruction makes an access."""
+    word = ir.IntType(64)
+    kind = word if result else ir.VoidType()
+    constraints = ",".join(["=l"] * result + ["l"] * arguments + ["~{memory}"])
 
-    return types.void(types.uint64, types.uint64), generate
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        shape = ir.FunctionType(kind, [word] * arguments)
+        code = ir.InlineAsm(shape, instruction, constraints, side_effect=True)
+        done = builder.call(code, args)
+        return done if result else context.get_dummy_value()
+
+    made = types.uint64 if result else types.void
+    if arguments == 3:
+
+        @intrinsic
+        def act(context: Any, address: Any, value: Any, second: Any) -> Any:
+            return made(*[types.uint64] * 3), generate
+
+    else:
+
+        @intrinsic
+        def act(context: Any, address: Any, value: Any) -> Any:
+            return made(*[types.uint64] * 2), generate
+
+    return act
+
+
+_store = _act("st.relaxed.sys.global.u64 [$0], $1;", 2, result=False)
+_store_pair = _act("st.relaxed.sys.global.v2.u64 [$0], {$1, $2};", 3, result=False)
+_add = _act("atom.relaxed.gpu.global.add.u64 $0, [$1], $2;", 2, result=True)
 
 
 @cuda.jit(device=True)
@@ -121,3 +156,62 @@ def stop(channel):
     """Take no more records: the CPU's pushes raise Closed. For one thread."""
     cuda.threadfence_system()
     _store(_field(channel + uint64(STOPPED)), uint64(1))
+
+
+@cuda.jit(device=True)
+def reserve(inbox):
+    """The number of a record to push, whose place is free; READER_CLOSED once the reader is closed.
+
+    It waits while there is no room. Threads of a warp that call it at the same time make one
+    atomic; then the inbox must have a capacity of 64 or more. The CPU that has the record sees all
+    that this thread stored before.
+    """
+    together = cuda.match_any_sync(cuda.activemask(), int64(inbox))
+    leader = cuda.ffs(together) - 1
+    before = cuda.popc(together & ((1 << cuda.laneid) - 1))
+    number = uint64(0)
+    if before == 0:
+        number = _add(_field(inbox + uint64(RESERVED)), uint64(cuda.popc(together)))
+    number = uint64(cuda.shfl_sync(together, int64(number), leader)) + uint64(before)
+    taken = _field(inbox + uint64(TAKEN))
+    capacity = _field(inbox + uint64(INBOX_SLOTS + SLOT_CAPACITY))
+    while True:
+        now = _acquire(taken)
+        if now >= uint64(READER_CLOSED):
+            return uint64(READER_CLOSED)
+        if number - now < capacity:
+            break
+    cuda.threadfence_system()
+    return number
+
+
+@cuda.jit(device=True)
+def _put64(slots, number, word, value):
+    capacity = _field(slots + uint64(SLOT_CAPACITY))
+    nbytes = uint64(2) * _field(slots + uint64(SLOT_RECORD_NBYTES))
+    slot = _field(slots + uint64(SLOT_ADDRESS)) + (uint64(number) & (capacity - uint64(1))) * nbytes
+    stamp = (uint64(number) + capacity) << uint64(32)
+    low, high = uint64(value) & uint64(0xFFFFFFFF), uint64(value) >> uint64(32)
+    _store_pair(slot + uint64(16) * uint64(word), stamp | low, stamp | high)
+
+
+@cuda.jit(device=True)
+def put64(inbox, number, word, value):
+    """Store 64-bit word number ``word`` of a reserved record; every word of it must be stored."""
+    _put64(inbox + uint64(INBOX_SLOTS), number, word, value)
+
+
+@cuda.jit(device=True)
+def finish(inbox):
+    """Tell the reader that no record follows: for one thread, after all have reserved theirs."""
+    _store(_field(inbox + uint64(END)), _acquire(_field(inbox + uint64(RESERVED))) + uint64(1))
+
+
+@cuda.jit(device=True)
+def answer64(link, number, word, value):
+    """Store 64-bit word number ``word`` of the answer to request ``number``.
+
+    Every word must be stored, by any threads. Before, ``cuda.threadfence_system()`` lets the CPU
+    that has the answer see what this thread has stored.
+    """
+    _put64(link + uint64(LINK_ANSWERS), number, word, value)

@@ -1,7 +1,8 @@
-"""The consumer of a channel for Triton kernels: one program of the kernel.
+"""The kernel's end of channels, inboxes and links for Triton kernels.
 
-``channel`` is the address of its descriptor: pass ``channel.ptr`` to the kernel. ``head`` counts
-the records taken, as an int64; record number i is the i-th ever.
+``channel``, ``inbox`` and ``link`` are addresses: pass ``channel.ptr`` to the kernel. A link is a
+channel of requests too. One program of the kernel takes records, any number of them pushes.
+``head`` counts the records taken, as an int64; record number i is the i-th ever.
 """
 
 from __future__ import annotations
@@ -20,6 +21,13 @@ _TAIL = tl.constexpr(layout.TAIL)
 _CLOSED = tl.constexpr(layout.CLOSED)
 _HEAD = tl.constexpr(layout.HEAD)
 _STOPPED = tl.constexpr(layout.STOPPED)
+_SLOT_CAPACITY = tl.constexpr(layout.SLOT_CAPACITY)
+_SLOT_RECORD_NBYTES = tl.constexpr(layout.SLOT_RECORD_NBYTES)
+_INBOX_SLOTS = tl.constexpr(layout.INBOX_SLOTS)
+_LINK_ANSWERS = tl.constexpr(layout.LINK_ANSWERS)
+_RESERVED = tl.constexpr(layout.RESERVED)
+_TAKEN = tl.constexpr(layout.TAKEN)
+_END = tl.constexpr(layout.END)
 
 
 @triton.jit
@@ -42,11 +50,19 @@ def _now(address):
 
 
 @triton.jit
-def _store(address, value):
-    tl.debug_barrier()  # all threads have loaded their records before the slots are returned
+def fence(value):
+    """The CPU that sees a later store of this program sees all its earlier ones. ``value`` is any
+    int64, which is not changed.
+    """
+    tl.debug_barrier()
     tl.inline_asm_elementwise(
         "fence.acq_rel.sys; mov.b64 $0, $1;", "=l,l", [value], tl.int64, is_pure=False, pack=1
     )
+
+
+@triton.jit
+def _store(address, value):
+    fence(value)  # all threads have loaded their records before the slots are returned
     tl.store(_words(address), value, cache_modifier=".wt")
 
 
@@ -88,3 +104,58 @@ def release(channel, head):
 def stop(channel):
     """Take no more records: the CPU's pushes raise Closed."""
     _store(_field(channel, _STOPPED), begin(channel) * 0 + 1)
+
+
+@triton.jit
+def reserve(inbox, count):
+    """The number of the first of ``count`` records to push, whose places are free; negative once
+    the reader is closed.
+
+    It waits while there is no room. ``count`` is at most half of the inbox's capacity. The CPU that
+    has the records sees all that this program stored before.
+    """
+    number = tl.atomic_add(_words(_field(inbox, _RESERVED)), count, sem="relaxed", scope="gpu")
+    last = number + count - _field(inbox, _INBOX_SLOTS + _SLOT_CAPACITY)
+    word = _field(inbox, _TAKEN)
+    taken = _now(word)
+    while (taken >= 0) & (taken <= last - 1):
+        taken = _now(word)
+    fence(number)
+    return tl.where(taken < 0, taken, number)
+
+
+@triton.jit
+def _put64(slots, number, word, value, mask):
+    capacity = _field(slots, _SLOT_CAPACITY)
+    nbytes = _field(slots, _SLOT_RECORD_NBYTES) * 2
+    address = _field(slots, 0) + (number & (capacity - 1)) * nbytes + word * 16
+    stamp = (number + capacity) << 32
+    low = stamp | (value & 0xFFFFFFFF)
+    high = stamp | ((value >> 32) & 0xFFFFFFFF)
+    tl.store(_words(address), low, mask=mask, cache_modifier=".wt")
+    tl.store(_words(address + 8), high, mask=mask, cache_modifier=".wt")
+
+
+@triton.jit
+def put64(inbox, number, word, value, mask):
+    """64-bit words ``word`` of the records ``number``, which are reserved; all are blocks.
+
+    Every word of a record must be stored.
+    """
+    _put64(inbox + _INBOX_SLOTS, number, word, value, mask)
+
+
+@triton.jit
+def finish(inbox):
+    """Tell the reader that no record follows: for one program, after all have reserved theirs."""
+    _store(_field(inbox, _END), _now(_field(inbox, _RESERVED)) + 1)
+
+
+@triton.jit
+def answer64(link, number, word, value, mask):
+    """64-bit words ``word`` of the answers to the requests ``number``; all are blocks.
+
+    Every word of an answer must be stored. :func:`fence` before it lets the CPU that has the answer
+    see what this program has stored.
+    """
+    _put64(link + _LINK_ANSWERS, number, word, value, mask)

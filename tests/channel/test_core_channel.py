@@ -1,4 +1,4 @@
-"""The C types under Channel and ChannelReader, given what the Python ones never give them."""
+"""The C types under Channel, Inbox, Link and their ends, given what Python ones never give them."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ class TestMemory:
 
     def test_is_given_once(self, gpu_memory, host_memory):
         channel = _mapping.Channel(gpu_memory, host_memory, 16, 8)
-        with pytest.raises(TypeError, match="a Channel is initialized once"):
+        with pytest.raises(TypeError, match="Channel: an object is initialized once"):
             channel.__init__(gpu_memory, host_memory, 16, 8)
         reader = _mapping.ChannelReader(channel)
-        with pytest.raises(TypeError, match="a ChannelReader is initialized once"):
+        with pytest.raises(TypeError, match="ChannelReader: an object is initialized once"):
             reader.__init__(channel)
 
 
@@ -85,3 +85,85 @@ class TestUninitialized:
                 call()
         reader.close()
         assert reader.closed
+
+    def test_inbox_does_nothing(self, memory):
+        inbox = _mapping.Inbox.__new__(_mapping.Inbox)
+        calls = (inbox.pop, inbox.pop_many, lambda: inbox.popped, lambda: inbox.c_reader)
+        for call in calls:
+            with pytest.raises(TypeError, match="the Inbox was never initialized"):
+                call()
+        with pytest.raises(TypeError, match="the Inbox was never initialized"):
+            _mapping.InboxWriter(inbox)
+        inbox.close()
+        assert inbox.closed
+
+    def test_writer_does_nothing(self, memory):
+        writer = _mapping.InboxWriter.__new__(_mapping.InboxWriter)
+        for push in (writer.push, writer.push_many):
+            with pytest.raises(TypeError, match="the writer was never initialized"):
+                push(bytes(16))
+        writer.close()
+        assert writer.closed
+
+    def test_link_does_nothing(self, memory):
+        link = _mapping.Link.__new__(_mapping.Link)
+        calls = (
+            lambda: link.call(bytes(16)),
+            lambda: link.record_nbytes,
+            lambda: link._answer(0, bytes(16)),
+            lambda: _mapping.Answer(link, bytes(16)),
+        )
+        for call in calls:
+            with pytest.raises(TypeError, match="the Link was never initialized"):
+                call()
+        link.close()
+        assert link.closed
+
+    def test_answer_does_nothing(self, memory):
+        answer = _mapping.Answer.__new__(_mapping.Answer)
+        for call in (answer.done, answer.result):
+            with pytest.raises(TypeError, match="the Answer was never initialized"):
+                call()
+
+
+class TestMemoryOfAnInbox:
+    def test_that_just_suffices_is_taken(self, memory):
+        with gdrpy.alloc(384) as region, gdrpy.page_locked(256 + 8 * 32) as host:
+            inbox = _mapping.Inbox(region.cpu, host, 16, 8)
+            assert (inbox.record_nbytes, inbox.capacity) == (16, 8)
+            with pytest.raises(BufferError, match=r"still use the mapping \(1 in all\)"):
+                host.close()
+            with pytest.raises(TypeError, match="Inbox: an object is initialized once"):
+                inbox.__init__(region.cpu, host, 16, 8)
+            del inbox
+
+    @pytest.mark.parametrize(
+        ("nbytes", "capacity"), [(16, 16), (32, 8), (0, 8), (-16, 8), (8, 8), (16, 0), (16, 3)]
+    )
+    def test_that_does_not_fit_the_ring_is_refused(self, memory, nbytes, capacity):
+        with (
+            gdrpy.alloc(384) as region,
+            gdrpy.page_locked(256 + 8 * 32) as host,
+            pytest.raises(ValueError, match="Inbox: record_nbytes, capacity or the mappings'"),
+        ):
+            _mapping.Inbox(region.cpu, host, nbytes, capacity)
+
+
+class TestMemoryOfALink:
+    def test_that_just_suffices_is_taken(self, gpu_memory, host_memory):
+        channel = _mapping.Channel(gpu_memory, host_memory, 16, 8)
+        with gdrpy.page_locked(8 * 32) as host:
+            link = _mapping.Link(channel, host, 16)
+            assert (link.record_nbytes, link.answer_nbytes, link.capacity) == (16, 16, 8)
+            with pytest.raises(TypeError, match="Link: an object is initialized once"):
+                link.__init__(channel, host, 16)
+            del link
+
+    @pytest.mark.parametrize("answer_nbytes", [0, -16, 8, 32, 1 << 17])
+    def test_that_does_not_fit_the_answers_is_refused(self, gpu_memory, host_memory, answer_nbytes):
+        channel = _mapping.Channel(gpu_memory, host_memory, 16, 8)
+        with (
+            gdrpy.page_locked(8 * 32) as host,
+            pytest.raises(ValueError, match="Link: answer_nbytes, the channel's capacity or the"),
+        ):
+            _mapping.Link(channel, host, answer_nbytes)

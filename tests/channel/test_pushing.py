@@ -368,7 +368,7 @@ class TestRefusal:
 
     def test_of_making_it_again(self, full, record):
         before = full.ptr
-        with pytest.raises(TypeError, match="a Channel is initialized once"):
+        with pytest.raises(TypeError, match="Channel: an object is initialized once"):
             full.__init__(64, 16)
         assert (full.ptr, full.capacity, full.reader().pop()) == (before, 8, record(0))
 

@@ -108,6 +108,11 @@ uint64_t core_ring_push(struct core_ring_producer *producer, const char *records
 	return count;
 }
 
+uint64_t core_ring_pushed(const struct core_ring *ring)
+{
+	return word(ring->tail);
+}
+
 uint64_t core_ring_popped(const struct core_ring *ring)
 {
 	return word(ring->head);

@@ -56,7 +56,8 @@ bool core_ring_moved(const struct core_ring_producer *producer);
 /* Push as many of `count` records as fit, and return how many. */
 uint64_t core_ring_push(struct core_ring_producer *producer, const char *records, uint64_t count);
 
-/* Read the consumer's words. */
+/* Read the producer's word, and the consumer's. */
+uint64_t core_ring_pushed(const struct core_ring *ring);
 uint64_t core_ring_popped(const struct core_ring *ring);
 bool core_ring_stopped(const struct core_ring *ring);
 

@@ -94,6 +94,13 @@ static PyObject *reader_close(struct reader *self, void *Py_UNUSED(unused))
 	Py_RETURN_NONE;
 }
 
+static PyObject *reader_popped(struct reader *self, void *Py_UNUSED(unused))
+{
+	if (self->channel && !core_channel_usable(self->channel, "ChannelReader.popped"))
+		return NULL;
+	return PyLong_FromUnsignedLongLong(self->consumer.head);
+}
+
 static PyObject *reader_closed(struct reader *self, void *Py_UNUSED(unused))
 {
 	return PyBool_FromLong(!self->channel || __atomic_load_n(&self->closed, __ATOMIC_RELAXED));
@@ -102,6 +109,7 @@ static PyObject *reader_closed(struct reader *self, void *Py_UNUSED(unused))
 CORE_METHOD_ALONE(reader_pop_alone, reader, reader_pop)
 CORE_METHOD_ALONE(reader_pop_many_alone, reader, reader_pop_many)
 CORE_ALONE(reader_close, reader)
+CORE_ALONE(reader_popped, reader)
 
 static int reader_init(struct reader *self, PyObject *args, PyObject *kwargs)
 {
@@ -145,6 +153,8 @@ static PyMethodDef reader_methods[] = {
 };
 
 static PyGetSetDef reader_getset[] = {
+	{"popped", (getter)reader_popped_alone, NULL,
+	 "How many records of the channel were taken: the number of the next one.", NULL},
 	{"closed", (getter)reader_closed, NULL, "Whether close() has been called.", NULL},
 	{NULL, NULL, NULL, NULL, NULL},
 };

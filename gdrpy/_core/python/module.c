@@ -2,6 +2,7 @@
 /* The extension module gdrpy._core._mapping. */
 #include "module.h"
 #include "channel.h"
+#include "channel/inbox.h"
 #include "layout.h"
 #include "mapping.h"
 #include "transfers.h"
@@ -121,15 +122,21 @@ static bool add_contents(PyObject *module)
 	return (core_mapping_type_object = add_type(module, &core_mapping_spec)) &&
 	       (core_descriptor_type_object = add_type(module, &core_descriptor_spec)) &&
 	       (core_channel_type_object = add_type(module, &core_channel_spec)) &&
+	       (core_inbox_type_object = add_type(module, &core_inbox_spec)) &&
+	       (core_link_type_object = add_type(module, &core_link_spec)) &&
+	       add_type(module, &core_answer_spec) && add_type(module, &core_writer_spec) &&
 	       add_type(module, &core_reader_spec) && add_type(module, &core_flag_spec) &&
 	       (core_transfers_type_object = add_type(module, &core_transfers_spec)) &&
 	       (core_buffer_type_object = add_type(module, &core_buffer_spec)) &&
 	       add_type(module, &core_lease_spec) && add_type(module, &core_queue_spec) &&
 	       add_type(module, &core_resource_spec) && add_type(module, &core_undo_spec) &&
-	       /* Bytes of GPU memory that a channel takes besides its records, and of host memory.
-		*/
+	       /* Bytes of GPU and of host memory that rings take besides their records, and that a
+		  slot takes for a byte of its record. */
 	       !PyModule_AddIntConstant(module, "CHANNEL_NBYTES", CORE_RING_RECORDS) &&
-	       !PyModule_AddIntConstant(module, "CHANNEL_HOST_NBYTES", CORE_RING_HOST_NBYTES);
+	       !PyModule_AddIntConstant(module, "CHANNEL_HOST_NBYTES", CORE_RING_HOST_NBYTES) &&
+	       !PyModule_AddIntConstant(module, "INBOX_NBYTES", CORE_INBOX_NBYTES) &&
+	       !PyModule_AddIntConstant(module, "INBOX_HOST_NBYTES", CORE_INBOX_SLOTS) &&
+	       !PyModule_AddIntConstant(module, "SLOT_FACTOR", CORE_SLOT_FACTOR);
 }
 
 PyMODINIT_FUNC PyInit__mapping(void);

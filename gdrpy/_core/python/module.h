@@ -5,11 +5,12 @@
 
 #include "pyhelp.h"
 
-extern PyType_Spec core_buffer_spec, core_channel_spec, core_reader_spec, core_descriptor_spec,
-	core_flag_spec, core_lease_spec, core_mapping_spec, core_queue_spec, core_resource_spec,
-	core_transfers_spec, core_undo_spec;
+extern PyType_Spec core_answer_spec, core_buffer_spec, core_channel_spec, core_reader_spec,
+	core_descriptor_spec, core_flag_spec, core_inbox_spec, core_lease_spec, core_link_spec,
+	core_mapping_spec, core_queue_spec, core_resource_spec, core_transfers_spec, core_undo_spec,
+	core_writer_spec;
 extern PyTypeObject *core_buffer_type_object, *core_mapping_type_object, *core_channel_type_object,
-	*core_descriptor_type_object;
+	*core_descriptor_type_object, *core_inbox_type_object, *core_link_type_object;
 
 /* Define core_TYPE_spec of a struct TYPE, from its TYPE_slots. */
 #define CORE_TYPE(type, type_name, more_flags)                                                     \

@@ -27,7 +27,8 @@ extern unsigned int core_fork_generation;
 /* Whether an object's __init__() is its first one; false with an exception set. */
 static inline bool core_init_once(const char *type, bool initialized)
 {
-	return !initialized || core_raise(PyExc_TypeError, "a %s is initialized once", type);
+	return !initialized ||
+	       core_raise(PyExc_TypeError, "%s: an object is initialized once", type);
 }
 
 /*

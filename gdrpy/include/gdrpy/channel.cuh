@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The consumer's end of a channel in CUDA C++, for one thread or for one thread block. It needs
- * only channel.h and compute capability 7.0 or newer. docs/channel.md describes the protocol.
+ * The kernel's end of channels, inboxes and links in CUDA C++. It needs only channel.h and inbox.h,
+ * and compute capability 7.0 or newer. docs/channel.md describes the protocol.
  *
  *	extern "C" __global__ void serve(const gdr_channel *channel)
  *	{
@@ -22,13 +22,196 @@
 namespace gdrpy
 {
 
+/* The slots of an inbox or of answers, which any thread may store to. */
+class SlotWriter
+{
+      public:
+	__device__ explicit SlotWriter(const gdr_slots &slots) : slots_(slots)
+	{
+	}
+
+	/* Stores 16 bytes of a record, all of whose bytes must be stored, by any threads. */
+	__device__ void put16(unsigned long long number, unsigned int piece, uint4 value) const
+	{
+		const unsigned int words[4] = {value.x, value.y, value.z, value.w};
+
+		gdr_slot_put16(&slots_, number, piece, words);
+	}
+
+	/* Stores a record, a trivial type of up to record_nbytes bytes; zeros follow it. */
+	template <class T> __device__ void put(unsigned long long number, const T &value) const
+	{
+		constexpr unsigned int pieces = (sizeof(T) + 15) / 16;
+		union {
+			uint4 pieces[(sizeof(T) + 15) / 16];
+			T value;
+		} record;
+
+		record.pieces[pieces - 1] = make_uint4(0, 0, 0, 0);
+		record.value = value;
+		for (unsigned int piece = 0; piece < pieces; piece++)
+			put16(number, piece, record.pieces[piece]);
+		for (unsigned int piece = pieces; piece < slots_.record_nbytes / 16; piece++)
+			put16(number, piece, make_uint4(0, 0, 0, 0));
+	}
+
+      private:
+	const gdr_slots slots_;
+};
+
+/*
+ * A producer of an inbox: one for each thread. Threads of a warp that push at the same time take
+ * their numbers by one atomic; then the inbox must have a capacity of 64 or more, so that none of
+ * them waits for the record of another.
+ *
+ *	extern "C" __global__ void report(const gdr_inbox *inbox)
+ *	{
+ *		gdrpy::InboxWriter writer(inbox);
+ *
+ *		writer.push(Event{blockIdx.x, threadIdx.x}); // false: the CPU takes no more
+ *	}
+ */
+class InboxWriter
+{
+      public:
+	__device__ explicit InboxWriter(const gdr_inbox *inbox)
+	    : inbox_(*inbox), slots_(inbox->slots), taken_(0)
+	{
+	}
+
+	/* Whether the address is that of an inbox of this header's version. */
+	__device__ bool valid() const
+	{
+		return inbox_.magic == GDR_INBOX_MAGIC && inbox_.version == GDR_INBOX_VERSION;
+	}
+
+	__device__ unsigned long long record_nbytes() const
+	{
+		return inbox_.slots.record_nbytes;
+	}
+	__device__ unsigned long long capacity() const
+	{
+		return inbox_.slots.capacity;
+	}
+
+	/*
+	 * Pushes a record, and waits while there is no room. False if the reader is closed, which
+	 * is noticed when the ring may be full. A CPU that has the record sees all that this
+	 * thread stored before.
+	 */
+	template <class T> __device__ bool push(const T &record)
+	{
+		gdr_release_fence();
+		return push_relaxed(record);
+	}
+
+	/* The same in less time, for a record that tells of nothing else that was stored. */
+	template <class T> __device__ bool push_relaxed(const T &record)
+	{
+		unsigned long long number = reserve();
+
+		if (!wait(number))
+			return false;
+		slots_.put(number, record);
+		return true;
+	}
+
+	/* The same as push(), but false also if there is no room now. */
+	template <class T> __device__ bool try_push(const T &record)
+	{
+		Together together(inbox_.reserved);
+		unsigned long long first = 0;
+		unsigned int granted = 0;
+
+		if (together.leads())
+			granted = gdr_inbox_try_reserve(&inbox_, together.count, &first, &taken_);
+		granted = together.from_leader(granted);
+		first = together.from_leader(first);
+		if (together.rank >= granted)
+			return false;
+		gdr_release_fence();
+		slots_.put(first + together.rank, record);
+		return true;
+	}
+
+	/*
+	 * The steps of a push, for records that several threads store: the number of the next
+	 * record; waiting for its slot, false if the reader is closed; and its pieces.
+	 */
+	__device__ unsigned long long reserve()
+	{
+		Together together(inbox_.reserved);
+		unsigned long long first = 0;
+
+		if (together.leads())
+			first = gdr_inbox_reserve(&inbox_, together.count);
+		return together.from_leader(first) + together.rank;
+	}
+
+	__device__ bool wait(unsigned long long number)
+	{
+		int free;
+
+		do
+			free = gdr_inbox_free(&inbox_, number, &taken_);
+		while (!free);
+		return free > 0;
+	}
+
+	__device__ void put16(unsigned long long number, unsigned int piece, uint4 value) const
+	{
+		slots_.put16(number, piece, value);
+	}
+
+	/* Whether the reader takes no more records. */
+	__device__ bool closed() const
+	{
+		return gdr_inbox_closed(&inbox_);
+	}
+
+	/* Tells the reader that no record follows: for one thread, after all have pushed. */
+	__device__ void finish() const
+	{
+		gdr_inbox_finish(&inbox_);
+	}
+
+      private:
+	/* The threads of a warp that are here at the same time, for the same inbox. */
+	struct Together {
+		unsigned int mask, leader, count, rank;
+
+		__device__ explicit Together(unsigned long long inbox)
+		    : mask(__match_any_sync(__activemask(), inbox)), leader(__ffs(mask) - 1),
+		      count(__popc(mask))
+		{
+			unsigned int before;
+
+			asm("mov.u32 %0, %%lanemask_lt;" : "=r"(before));
+			rank = __popc(mask & before);
+		}
+
+		__device__ bool leads() const
+		{
+			return rank == 0;
+		}
+		template <class T> __device__ T from_leader(T value) const
+		{
+			return __shfl_sync(mask, value, leader);
+		}
+	};
+
+	const gdr_inbox inbox_;
+	const SlotWriter slots_;
+	unsigned long long taken_;
+};
+
 /* For one thread; or each thread of a block has a copy, and all call the *_block functions. */
 class ChannelReader
 {
       public:
 	/* Continues after the records that earlier consumers have taken. */
 	__device__ explicit ChannelReader(const gdr_channel *channel)
-	    : channel_(*channel), head_(acquire(channel->head))
+	    : channel_(*channel), head_(gdr_load_acquire(channel->head))
 	{
 	}
 
@@ -57,7 +240,7 @@ class ChannelReader
 	/* How many records are ready now, without waiting. */
 	__device__ unsigned long long ready() const
 	{
-		return acquire(channel_.tail) - head_;
+		return gdr_load_acquire(channel_.tail) - head_;
 	}
 
 	/* Waits until records are ready, and returns how many; 0 at the end. For one thread. */
@@ -66,7 +249,7 @@ class ChannelReader
 		for (;;) {
 			if (unsigned long long n = ready())
 				return n;
-			if (acquire(channel_.closed))
+			if (gdr_load_acquire(channel_.closed))
 				return ready(); /* pushed before the close */
 		}
 	}
@@ -144,25 +327,56 @@ class ChannelReader
 		return threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0;
 	}
 
-	static __device__ unsigned long long acquire(unsigned long long address)
-	{
-		unsigned long long value;
-
-		asm volatile("ld.acquire.sys.global.u64 %0, [%1];"
-			     : "=l"(value)
-			     : "l"(address)
-			     : "memory");
-		return value;
-	}
-
 	static __device__ void store(unsigned long long address, unsigned long long value)
 	{
-		__threadfence_system(); /* records are loaded before their slots are returned */
-		*(volatile unsigned long long *)address = value;
+		gdr_release_fence(); /* records are loaded before their slots are returned */
+		gdr_store(address, value);
 	}
 
 	const gdr_channel channel_;
 	unsigned long long head_;
+};
+
+/* A link's requests, taken as a channel's records are, each of which must be answered once. */
+class LinkServer : public ChannelReader
+{
+      public:
+	__device__ explicit LinkServer(const gdr_link *link)
+	    : ChannelReader(&link->requests), answers_(link->answers)
+	{
+	}
+
+	/*
+	 * Answers ready request i, counted from 0, by a trivial type of up to answer_nbytes bytes.
+	 * By any one thread, in any order, before they are released. The CPU that has the answer
+	 * sees all that this thread stored before.
+	 */
+	template <class T> __device__ void answer(unsigned long long i, const T &value) const
+	{
+		gdr_release_fence();
+		answer_relaxed(i, value);
+	}
+
+	/* The same in less time, for an answer that tells of nothing else that was stored. */
+	template <class T> __device__ void answer_relaxed(unsigned long long i, const T &value) const
+	{
+		answers_.put(popped() + i, value);
+	}
+
+	/* 16 bytes of an answer, all of whose bytes must be stored, by any threads. */
+	__device__ void answer16(unsigned long long i, unsigned int piece, uint4 value) const
+	{
+		answers_.put16(popped() + i, piece, value);
+	}
+
+	/* The answers by their numbers, popped() + i, for requests that were released before. */
+	__device__ const SlotWriter &answers() const
+	{
+		return answers_;
+	}
+
+      private:
+	const SlotWriter answers_;
 };
 
 } // namespace gdrpy

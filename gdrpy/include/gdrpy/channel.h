@@ -6,6 +6,8 @@
 #ifndef GDRPY_CHANNEL_H
 #define GDRPY_CHANNEL_H
 
+#include <gdrpy/inbox.h>
+
 #define GDR_CHANNEL_MAGIC 0x4c4e414843524447ull /* "GDRCHANL" in memory */
 #define GDR_CHANNEL_VERSION 1
 
@@ -24,6 +26,15 @@ struct gdr_channel {
 	unsigned long long closed;   /* in GPU memory: nonzero once no more will be */
 	unsigned long long head;     /* in host memory: how many were taken */
 	unsigned long long stopped;  /* in host memory: nonzero once no more will be */
+};
+
+/*
+ * A link as its kernel sees it: a channel of requests, and slots in host memory for the answers.
+ * The answer to request i, the i-th record of the channel, is record i of the slots.
+ */
+struct gdr_link {
+	struct gdr_channel requests;
+	struct gdr_slots answers;
 };
 
 #endif

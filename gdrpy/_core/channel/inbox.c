@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: MIT */
+#include "channel/inbox.h"
+
+#include <string.h>
+
+_Static_assert(sizeof(struct gdr_inbox) == 64, "struct gdr_inbox is part of the protocol");
+
+void core_slots_clear(const struct gdr_slots *slots)
+{
+	memset((void *)(uintptr_t)slots->address, 0,
+	       CORE_SLOT_FACTOR * slots->record_nbytes * slots->capacity);
+}
+
+void core_inbox_begin(struct gdr_inbox_reader *reader, enum core_mapping_kind type, char *memory,
+		      char *host, uint64_t memory_ptr, uint64_t host_ptr)
+{
+	struct gdr_inbox inbox = {
+		.magic = GDR_INBOX_MAGIC,
+		.version = GDR_INBOX_VERSION,
+		.slots = reader->slots,
+		.reserved = memory_ptr + CORE_INBOX_RESERVED,
+		.taken = memory_ptr + CORE_INBOX_TAKEN,
+		.end = host_ptr + CORE_INBOX_END,
+	};
+
+	inbox.slots.address = host_ptr + CORE_INBOX_SLOTS;
+	reader->slots.address = (uintptr_t)host + CORE_INBOX_SLOTS;
+	reader->taken = (unsigned long long *)(memory + CORE_INBOX_TAKEN);
+	reader->end = (unsigned long long *)(host + CORE_INBOX_END);
+	reader->head = (unsigned long long *)(host + CORE_INBOX_HEAD);
+	core_slots_clear(&reader->slots);
+	*reader->end = *reader->head = 0;
+	core_copy_to(type, memory, &inbox, sizeof(inbox));
+	gdr_publish((unsigned long long *)(memory + CORE_INBOX_RESERVED), 0);
+	gdr_inbox_begin(reader);
+}
+
+void core_inbox_writer_begin(struct core_inbox_writer *writer,
+			     const struct gdr_inbox_reader *reader, char *memory)
+{
+	writer->inbox = (struct gdr_inbox){
+		.slots = reader->slots,
+		.reserved = (uintptr_t)memory + CORE_INBOX_RESERVED,
+		.taken = (uintptr_t)reader->taken,
+		.end = (uintptr_t)reader->end,
+	};
+	writer->reserved = gdr_load_acquire(writer->inbox.reserved);
+	writer->taken = 0;
+}
+
+uint64_t core_inbox_push(struct core_inbox_writer *writer, const char *records, uint64_t count)
+{
+	const struct gdr_slots *slots = &writer->inbox.slots;
+	uint64_t taken, room;
+
+	if (writer->reserved - writer->taken + count > slots->capacity) {
+		taken = gdr_load_acquire(writer->inbox.taken);
+		if (taken & GDR_INBOX_CLOSED)
+			return 0;
+		if (writer->reserved - taken > slots->capacity)
+			writer->broken = true;
+		if (writer->broken)
+			return 0;
+		writer->taken = taken;
+	}
+	room = slots->capacity - (writer->reserved - writer->taken);
+	if (count > room)
+		count = room;
+	/* No atomic: across the bus there is none, and there is no other producer meanwhile. */
+	gdr_publish((unsigned long long *)(uintptr_t)writer->inbox.reserved,
+		    writer->reserved + count);
+	for (uint64_t i = 0; i < count; i++)
+		gdr_slot_put(slots, writer->reserved + i, records + i * slots->record_nbytes);
+	writer->reserved += count;
+	return count;
+}
+
+bool core_inbox_moved(const struct core_inbox_writer *writer)
+{
+	return gdr_load_acquire(writer->inbox.taken) != writer->taken;
+}

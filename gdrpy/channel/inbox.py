@@ -1,0 +1,71 @@
+"""An inbox: fixed-size records from any threads of kernels to a reader on the CPU."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from gdrpy._core import _mapping
+from gdrpy._core._mapping import Undo
+from gdrpy.channel.ring import End, Ring, allocate, as_capacity, as_record_size, only
+
+#: In records: a slot must not see the same 32-bit stamp twice in turn.
+CAPACITY_MAX = 1 << 31
+
+
+class Inbox(Ring, _mapping.Inbox):
+    """A ring of ``capacity`` records of ``record_nbytes`` bytes, from a GPU to the CPU.
+
+    Args:
+        record_nbytes: The size of a record: a multiple of 16 up to 65536.
+        capacity: The number of records that fit: a power of two up to 2**31.
+        device: The GPU, named as for :func:`gdrpy.alloc`.
+
+    The producers are threads of kernels that get :attr:`ptr`, as many as there are, or
+    :meth:`writer`. The one reader is this object; threads may share it. Each record arrives whole
+    and once, and those of one producer in the order of its pushes. Iterating takes record after
+    record, up to the end.
+
+    The end of a ``with`` block calls :meth:`close`, which ends pushes that find no room. Keep the
+    object until the kernels have ended: its memory is freed when it and its writers are gone.
+
+    Raises ValueError, TypeError, NotFound (no such device), OutOfMemory, BackendUnavailable,
+    CudaError.
+    """
+
+    _writer: weakref.ref[InboxWriter] | None = None
+
+    def __init__(self, record_nbytes: int = 64, capacity: int = 4096, device: Any = 0) -> None:
+        size = as_record_size("Inbox", "record_nbytes", record_nbytes)
+        count = as_capacity("Inbox", capacity, CAPACITY_MAX)
+        with Undo() as undo:
+            host_nbytes = _mapping.INBOX_HOST_NBYTES + count * size * _mapping.SLOT_FACTOR
+            region, host = allocate(undo, "Inbox", _mapping.INBOX_NBYTES, host_nbytes, device)
+            super().__init__(region.cpu, host, size, count)
+            undo.forget()
+        self._region = region
+
+    def writer(self) -> InboxWriter:
+        """A producer on the CPU, in place of kernels: none may push while it is open.
+
+        Raises ValueError while the inbox has another writer.
+        """
+        writer = InboxWriter(self)
+        self._writer = only("Inbox.writer", self._writer, writer)
+        return writer
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.pop, None)
+
+
+class InboxWriter(End, _mapping.InboxWriter):
+    """An inbox's producers on the CPU. Made by :meth:`Inbox.writer`.
+
+    It keeps its counter in GPU memory, through the mapping, which is slow on a real GPU. It is for
+    tests, and for the simulated GPU, which has no kernels. Threads may share it.
+    """
+
+    def __repr__(self) -> str:
+        state = " CLOSED" if self.closed else ""
+        return f"<InboxWriter of {self.inbox!r}{state}>"

@@ -1,0 +1,154 @@
+"""A link: requests to a kernel, each of which it answers."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Generator
+from typing import Any
+
+from gdrpy._core import _mapping
+from gdrpy._core._mapping import Undo
+from gdrpy.channel.channel import Channel, ChannelReader
+from gdrpy.channel.inbox import CAPACITY_MAX
+from gdrpy.channel.ring import End, Rooted, as_capacity, as_record_size, only
+from gdrpy.memory.page_locked import page_locked
+
+#: A task that awaits an answer looks for it in each turn of the event loop for so many seconds;
+#: then it sleeps between looks for a small part of the time waited, in seconds within the limits.
+_BUSY, _PART, _LEAST_NAP, _LONGEST_NAP = 2e-3, 256, 1e-5, 1e-3
+
+
+class Link(End, _mapping.Link):
+    """Requests of ``record_nbytes`` bytes to a kernel, and its answers of ``answer_nbytes`` bytes.
+
+    Args:
+        record_nbytes: The size of a request: a multiple of 16 up to 65536.
+        answer_nbytes: The size of an answer, in the same way; None: that of a request.
+        capacity: How many requests may be under way: a power of two up to 2**31.
+        device: The GPU, named as for :func:`gdrpy.alloc`.
+
+    Requests go through a channel. A kernel that gets :attr:`ptr`, or :meth:`server`, answers each
+    of them once, in any order: request number i, counted from 0, by answer number i. Threads may
+    share the object.
+
+    The end of a ``with`` block calls :meth:`close`, which tells the kernel that no request follows.
+    Keep the object until the kernel has ended: its memory is freed when it, its answers and its
+    servers are gone.
+
+    Raises ValueError, TypeError, NotFound (no such device), OutOfMemory, BackendUnavailable,
+    CudaError.
+    """
+
+    _server: weakref.ref[LinkServer] | None = None
+
+    def __init__(
+        self,
+        record_nbytes: int = 64,
+        answer_nbytes: int | None = None,
+        capacity: int = 1024,
+        device: Any = 0,
+    ) -> None:
+        size = as_record_size("Link", "record_nbytes", record_nbytes)
+        if answer_nbytes is not None:
+            as_record_size("Link", "answer_nbytes", answer_nbytes)
+        count = as_capacity("Link", capacity, CAPACITY_MAX)
+        answer = answer_nbytes or size
+        with Undo() as undo:
+            channel = Channel(size, count, device)
+            host = undo.keep(page_locked(count * answer * _mapping.SLOT_FACTOR, channel.device))
+            super().__init__(channel, host, answer)
+            undo.forget()
+        self._channel = channel
+
+    @property
+    def device(self) -> int:
+        """The ordinal of the GPU whose kernel answers."""
+        return self._channel.device
+
+    @property
+    def ptr(self) -> int:
+        """GPU address of the ``struct gdr_link`` for the kernel. Raises Forked."""
+        return self._channel.ptr
+
+    def submit(self, record: Any, timeout: float | None = None) -> Answer:
+        """Push a request, and return what its answer will be found by.
+
+        Args:
+            record: A contiguous buffer of `record_nbytes` bytes.
+            timeout: For how many seconds to wait while `capacity` requests are under way, or one of
+                them that long ago is not answered; None waits forever.
+
+        Raises ValueError, Timeout, Closed (also if the kernel has stopped), Forked.
+        """
+        return Answer(self, record, timeout)
+
+    def server(self) -> LinkServer:
+        """A server on the CPU, in place of a kernel. It begins after the requests already taken.
+
+        Raises ValueError while the link has another server.
+        """
+        server = LinkServer(self)
+        self._server = only("Link.server", self._server, server)
+        return server
+
+    def __repr__(self) -> str:
+        state = "CLOSED" if self.closed else f"on {self._channel._region.location}"
+        return (
+            f"<Link of {self.capacity} requests of {self.record_nbytes} bytes, answers of "
+            f"{self.answer_nbytes} {state}>"
+        )
+
+
+class Answer(Rooted, _mapping.Answer):
+    """The answer to a request. Made by :meth:`Link.submit`.
+
+    ``await answer`` is ``answer.result()`` for asyncio: other tasks run until it is there. An
+    answer that is dropped is received nevertheless, so that its place is free again.
+    """
+
+    def __await__(self) -> Generator[Any, None, bytes]:
+        return self._wait().__await__()
+
+    async def _wait(self) -> bytes:
+        import asyncio
+
+        begun = time.monotonic()
+        while not self.done():
+            waited = time.monotonic() - begun
+            nap = min(max(waited / _PART, _LEAST_NAP), _LONGEST_NAP)
+            await asyncio.sleep(0 if waited < _BUSY else nap)
+        return self.result(0)
+
+    def __repr__(self) -> str:
+        return f"<Answer to request {self.number} of {self.link!r}>"
+
+
+class LinkServer(ChannelReader):
+    """A link's server on the CPU: it pops requests, and answers them. Made by :meth:`Link.server`.
+
+    It reads GPU memory through the mapping, which is slow on a real GPU. It is for tests, and for
+    the simulated GPU, which has no kernels. Requests are numbered in the order of the pops:
+    :attr:`popped` is the number of the next one. After :meth:`close`, calls that wait for an answer
+    raise Closed.
+    """
+
+    def __init__(self, link: Link) -> None:
+        super().__init__(link._channel)
+        self.link = link
+
+    def answer(self, number: int, record: Any) -> None:
+        """Answer request ``number`` by a contiguous buffer of ``answer_nbytes`` bytes.
+
+        Raises ValueError: of another size, not taken yet, or answered before.
+        """
+        self.link._answer(number, record)
+
+    def serve(self, function: Callable[[bytes], Any]) -> None:
+        """Answer each request by ``function(request)``, up to the end of the link."""
+        for number, record in enumerate(self, self.popped):
+            self.answer(number, function(record))
+
+    def __repr__(self) -> str:
+        state = " CLOSED" if self.closed else ""
+        return f"<LinkServer of {self.link!r}{state}>"

@@ -1,0 +1,95 @@
+"""What channels, inboxes and links have in common: records in rings, and ends that close."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, NoReturn, TypeVar
+
+from gdrpy import cuda
+from gdrpy._core._mapping import Undo
+from gdrpy.common.arguments import as_int
+from gdrpy.common.resource import Closing
+from gdrpy.memory.page_locked import page_locked
+from gdrpy.memory.view import Mapping
+from gdrpy.region import Region, alloc
+
+#: The size of a record is a multiple of the unit and at most the maximum, in bytes.
+RECORD_UNIT, RECORD_MAX = 16, 64 * 1024
+
+
+def as_record_size(call: str, name: str, value: object) -> int:
+    """A size of records in bytes. Raises TypeError, ValueError."""
+    size = as_int(call, name, value)
+    if not 0 < size <= RECORD_MAX or size % RECORD_UNIT:
+        raise ValueError(
+            f"{call}: {name} must be a multiple of {RECORD_UNIT} up to {RECORD_MAX}, not {size}"
+        )
+    return size
+
+
+def as_capacity(call: str, value: object, most: int) -> int:
+    """A number of records. Raises TypeError, ValueError."""
+    count = as_int(call, "capacity", value)
+    if not 0 < count <= most or count & (count - 1):
+        raise ValueError(f"{call}: capacity must be a power of two up to {most}, not {count}")
+    return count
+
+
+def allocate(
+    undo: Undo, call: str, nbytes: int, host_nbytes: int, device: Any
+) -> tuple[Region, Mapping]:
+    """Memory of a GPU, and page-locked memory for it."""
+    ordinal = cuda.ordinal(call, device)
+    return undo.keep(alloc(nbytes, ordinal)), undo.keep(page_locked(host_nbytes, ordinal))
+
+
+class Rooted:
+    """What cannot leave its process."""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} cannot be copied or pickled: it belongs to its process; "
+            f"send records to that process, or share a region and a flag of it"
+        )
+
+
+class End(Rooted, Closing):
+    """One end of a ring."""
+
+    closed: Any
+
+
+E = TypeVar("E", bound=End)
+
+
+def only(call: str, last: weakref.ref[E] | None, end: E) -> weakref.ref[E]:
+    """Remember the end that ``call`` makes. Raises ValueError if the last one is still open."""
+    other = last() if last else None
+    if other is not None and not other.closed:
+        owner, name = call.lower().split(".")
+        raise ValueError(f"{call}: this {owner} has a {name}, and may have only one")
+    return weakref.ref(end)
+
+
+class Ring(End):
+    """The end that has the memory: of a GPU, and page-locked."""
+
+    capacity: Any
+    record_nbytes: Any
+    _region: Region
+
+    @property
+    def device(self) -> int:
+        """The ordinal of the GPU whose kernels have the other end."""
+        assert self._region.device is not None
+        return self._region.device
+
+    @property
+    def ptr(self) -> int:
+        """GPU address of what the kernel is given. Raises Forked."""
+        return self._region.ptr
+
+    def __repr__(self) -> str:
+        state = "CLOSED" if self.closed else f"on {self._region.location}"
+        name = type(self).__name__
+        return f"<{name} of {self.capacity} records of {self.record_nbytes} bytes {state}>"

@@ -1,0 +1,130 @@
+"""The headers for kernels, compiled by NVRTC, which needs no GPU."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import gdrpy
+
+TOP = Path(__file__).parent.parent
+INCLUDES = "#include <gdrpy/channel.cuh>"
+#: What surrounds a program in a page, and in an example.
+PROGRAM = {".md": r"```cuda\n(.*?)```", ".py": r'SOURCE = """\n(.*?)"""'}
+
+
+def programs() -> Iterator[tuple[str, str]]:
+    """The programs of pages, examples and benchmarks that include the header, each with a name."""
+    for path in (TOP / "docs/channel.md", *TOP.glob("examples/*.py"), *TOP.glob("benchmarks/*.cu")):
+        text = path.read_text()
+        found = (
+            re.findall(PROGRAM[path.suffix], text, re.DOTALL) if path.suffix in PROGRAM else [text]
+        )
+        yield from (
+            (f"{path.name}:{number}", one) for number, one in enumerate(found) if INCLUDES in one
+        )
+
+
+KERNELS = dict(sorted(programs()))
+#: The oldest architecture that this NVRTC compiles for, Hopper and Blackwell.
+ARCHITECTURES = ("compute_75", "compute_90", "compute_100")
+
+
+#: Prints the PTX of a program, a file, or its errors and warnings. In a process to itself: NVRTC
+#: looks for a driver, and does not survive the simulated one.
+COMPILER = """
+import sys
+from cuda.bindings import nvrtc
+
+source, *options = sys.argv[1:]
+text = open(source, "rb").read()
+_, program = nvrtc.nvrtcCreateProgram(text, b"kernel.cu", 0, [], [])
+(done,) = nvrtc.nvrtcCompileProgram(program, len(options), [one.encode() for one in options])
+log = b" " * nvrtc.nvrtcGetProgramLogSize(program)[1]
+nvrtc.nvrtcGetProgramLog(program, log)
+log = log.decode().strip(" \\0")
+if log or done != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+    sys.exit(f"{done}: {log}")
+ptx = b" " * nvrtc.nvrtcGetPTXSize(program)[1]
+nvrtc.nvrtcGetPTX(program, ptx)
+print(ptx.decode())
+"""
+
+
+def ptx_of(source: str, folder: Path, architecture: str = "compute_90") -> str:
+    """The PTX of a program without a warning."""
+    path = folder / "kernel.cu"
+    path.write_text(source)
+    options = (f"--gpu-architecture={architecture}", f"-I{gdrpy.channel.include_dir()}")
+    command = [sys.executable, "-c", COMPILER, path, *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def accesses(ptx: str) -> list[str]:
+    """The fences, atomics, ordered loads and all stores to global memory, in their order."""
+    found = re.findall(
+        r"\b(fence\S+|atom\S+|ld\.acquire\S+|ld\.volatile\S+|st\.(?!shared)\S+)", ptx
+    )
+    return [re.sub(r"[;,]|\.L2.*", "", one) for one in found]
+
+
+class TestHeader:
+    @pytest.mark.parametrize("architecture", ARCHITECTURES)
+    @pytest.mark.parametrize("kernel", KERNELS)
+    def test_compiles_without_a_warning(self, kernel, architecture, tmp_path):
+        assert ".entry" in ptx_of(KERNELS[kernel], tmp_path, architecture)
+
+
+#: Pushes or answers 16 bytes.
+ONE = """
+#include <gdrpy/channel.cuh>
+
+extern "C" __global__ void one(const TYPE *at, uint4 value)
+{
+	END end(at);
+
+	end.CALL;
+}
+"""
+WORDS = ["st.relaxed.sys.global.v2.u64"] * 2
+RESERVE = ["atom.add.u64", "ld.acquire.sys.global.u64"]
+
+
+@pytest.fixture
+def accesses_of(tmp_path) -> Callable[[str, str, str], list[str]]:
+    """What a call makes of memory, for records of 16 bytes: the loop for longer ones comes last."""
+
+    def made(kind: str, end: str, call: str) -> list[str]:
+        source = ONE.replace("TYPE", kind).replace("END", f"gdrpy::{end}").replace("CALL", call)
+        return accesses(ptx_of(source, tmp_path))
+
+    return made
+
+
+class TestMemoryOrder:
+    def test_of_a_push_is_a_fence_a_number_room_and_words(self, accesses_of):
+        found = accesses_of("gdr_inbox", "InboxWriter", "push(value)")
+        assert found[: 3 + 2] == ["fence.acq_rel.sys", *RESERVE, *WORDS]
+        assert set(found[5:]) <= set(WORDS)
+
+    def test_of_a_relaxed_push_is_the_same_without_the_fence(self, accesses_of):
+        found = accesses_of("gdr_inbox", "InboxWriter", "push_relaxed(value)")
+        assert found[: 2 + 2] == [*RESERVE, *WORDS]
+        assert set(found[4:]) <= set(WORDS)
+
+    def test_of_an_answer_is_a_fence_and_words(self, accesses_of):
+        found = accesses_of("gdr_link", "LinkServer", "answer(0, value)")
+        assert found[: 2 + 2] == ["ld.acquire.sys.global.u64", "fence.acq_rel.sys", *WORDS]
+        assert set(found[4:]) <= set(WORDS)
+
+    def test_of_a_release_is_a_fence_and_the_counter(self, accesses_of):
+        found = accesses_of("gdr_channel", "ChannelReader", "release(1)")
+        head = "ld.acquire.sys.global.u64"
+        assert found == [head, "fence.acq_rel.sys", "st.relaxed.sys.global.u64"]

@@ -13,8 +13,10 @@ import broker
 import channel
 import copyengine
 import engine
+import inbox
 import latency
 import libgdrapi
+import link
 import pingpong
 import queued
 import scatter
@@ -116,6 +118,17 @@ SECTIONS = (
         channel.MODULE,
         "`gdrpy.Channel`, from the first push until the kernel has taken the last record. The "
         "kernel verifies every word of every record.",
+    ),
+    Section(
+        "An inbox",
+        inbox.MODULE,
+        "`gdrpy.Inbox`, from the launch of the kernel until the CPU has taken the last record. "
+        "Every word of every record is verified.",
+    ),
+    Section(
+        "A link",
+        link.MODULE,
+        "Time of `Link.call`, from the request until the answer of a resident kernel is there.",
     ),
     Section(
         "Getting at memory",

@@ -12,8 +12,10 @@ import channel
 import copyengine
 import copyengine_kills
 import engine
+import inbox
 import latency
 import libgdrapi
+import link
 import pingpong
 import scatter
 import threads
@@ -319,6 +321,36 @@ GOALS = (
     ),
     Goal("channel: millions of records verified", channel.VERIFIED, 100, "M", at_least=True),
     Goal("channel: records lost or torn", channel.LOST, 0, ""),
+    *(
+        Goal(
+            f"inbox: 64 B records a second, one reader, {way}",
+            identifier(inbox.MODULE, inbox.OPERATION, None, way),
+            bound,
+            inbox.UNIT,
+            at_least=True,
+        )
+        for way, bound in ((inbox.way(1024), 10), (inbox.IN_C, 30))
+    ),
+    Goal("inbox: millions of records verified", inbox.VERIFIED, 1000, "M", at_least=True),
+    Goal("inbox: records lost or torn, messages late", inbox.LOST, 0, ""),
+    *(
+        goal
+        for way, bound in ((link.IN_PYTHON, 2.0), (link.IN_C, 1.7))
+        for goal in (
+            Goal(
+                f"link: call and answer, {way}, median",
+                identifier(link.MODULE, link.OPERATION, None, way),
+                bound,
+                "us",
+            ),
+            Goal(
+                f"link: call and answer, {way}, p99.9",
+                link.slowest_but_one_in_1000(way),
+                10,
+                "us",
+            ),
+        )
+    ),
     Goal(attach.FRESH, identifier(attach.MODULE, attach.FRESH, None, "gdrpy"), 1, "ms"),
     Goal(attach.FURTHER, identifier(attach.MODULE, attach.FURTHER, None, "gdrpy"), 0.1, "ms"),
     *(

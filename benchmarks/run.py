@@ -21,8 +21,10 @@ import copyengine
 import detach
 import engine
 import goals
+import inbox
 import latency
 import libgdrapi
+import link
 import machine
 import pingpong
 import plots
@@ -52,6 +54,8 @@ _ALL = (
     pingpong,
     queued,
     channel,
+    inbox,
+    link,
 )
 MODULES: dict[str, Callable[[Session], None]] = {one.MODULE: one.run for one in _ALL}
 SECONDS = 1.25

@@ -9,7 +9,10 @@ import pytest
 import attach
 import channel
 import gdrpy
+import inbox
 import latency
+import link
+import rings
 import run
 import tables
 import transfers
@@ -92,6 +95,30 @@ class TestTornRecord:
         assert {one.verified for one in session.measurements} == {False}
         lost = {one.id: one.value for one in session.figures}[channel.LOST]
         assert lost > 0
+
+
+class TestTornRecordOfAnInbox:
+    def test_is_found(self, session, monkeypatch):
+        def pop_many(self, limit=None, timeout=None):
+            torn = bytearray(_mapping.Inbox.pop_many(self, limit, timeout))
+            torn[-1] ^= 1
+            return bytes(torn)
+
+        monkeypatch.setattr(gdrpy.Inbox, "pop_many", pop_many)
+        inbox.run(session)
+        assert {one.verified for one in session.measurements} == {False}
+        lost = {one.id: one.value for one in session.figures}[inbox.LOST]
+        assert lost > 0
+
+
+class TestWrongAnswer:
+    def test_ends_the_module(self, session, monkeypatch):
+        def call(self, record, timeout=None):
+            return bytes(reversed(_mapping.Link.call(self, record, timeout)))
+
+        monkeypatch.setattr(gdrpy.Link, "call", call)
+        with pytest.raises(rings.Lost, match="call 2 was answered wrongly"):
+            link.run(session)
 
 
 class TestCorruptingTransfer:

@@ -12,21 +12,6 @@ import pytest
 pytestmark = pytest.mark.gpu
 
 PROGRAM = Path(__file__).parent / "channel_program.py"
-NEEDS = {"nvrtc": ["cuda.bindings.nvrtc"], "numba": ["numba_cuda"], "triton": ["triton", "torch"]}
-
-
-@pytest.fixture(params=NEEDS)
-def compiler(request: pytest.FixtureRequest) -> str:
-    for module in NEEDS[request.param]:
-        pytest.importorskip(module)
-    if request.param == "nvrtc":
-        from cuda.bindings import nvrtc
-
-        try:
-            nvrtc.nvrtcVersion()
-        except RuntimeError as error:
-            pytest.skip(f"libnvrtc is not installed: {error}")
-    return request.param
 
 
 class TestKernel:

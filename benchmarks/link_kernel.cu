@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: MIT */
+/* Answers each request of 64 bytes by its complement. For NVRTC, as inbox_kernel.cu. */
+#include <gdrpy/channel.cuh>
+
+struct record {
+	unsigned long long word[8];
+};
+
+/* One thread. */
+extern "C" __global__ void serve(const gdr_link *link)
+{
+	gdrpy::LinkServer server(link);
+
+	while (unsigned long long n = server.wait()) {
+		for (unsigned long long i = 0; i < n; i++) {
+			record one = server.load<record>(i);
+
+			for (int word = 0; word < 8; word++)
+				one.word[word] = ~one.word[word];
+			server.answer_relaxed(i, one);
+		}
+		server.release(n);
+	}
+	server.stop();
+}

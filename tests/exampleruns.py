@@ -13,6 +13,7 @@ LAST_LINES = {
     "broker_mirror.py": "the mirror can be written: False\nleft:  []",
     "broker_session.py": "list  []",
     "broker_three_processes.py": "CUDA loaded: False\nleft:   ['frames']",
+    "call_a_kernel.py": "one question: 5\n1000 questions: 2497500",
     "camera_frames.py": " frames dropped, CUDA loaded: False\n"
     "30 of 30 frames whole, through a ring of 4 regions",
     "channel_to_kernel.py": "20000 trades in order, together worth 10000.00",
@@ -36,7 +37,12 @@ LAST_LINES = {
 }
 #: What those whose kernel a thread stands in for say on the simulated GPU.
 NO_KERNELS = "the simulated GPU has no kernels: a thread "
-WITH_A_KERNEL = {"channel_to_kernel.py", "control_loop.py", "resident_kernel.py"}
+WITH_A_KERNEL = {
+    "call_a_kernel.py",
+    "channel_to_kernel.py",
+    "control_loop.py",
+    "resident_kernel.py",
+}
 
 
 def run(name: str, folder: Path, *arguments: str) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import pickle
+import socket
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 import gdrpy
-from brokers import Broker
+from brokers import BROKER_UID, Broker
 from gdrpy import aio
 from gdrpy.broker.client import bound
 from gdrpy.broker.client.broker import attach
@@ -81,6 +82,17 @@ def until(condition: Callable[[], Any]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not come to pass"
         time.sleep(0.005)
+
+
+def hold(broker: Broker, number: int, parent: socket.socket) -> None:
+    """Hold a region by one connection; watch by another, and ask by a third; tell the parent."""
+    with broker.client() as holder, broker.client() as watcher, broker.client() as other:
+        holder.get("kv", readonly=True).close()
+        watcher.ok("watch", prefix="", ends=True)
+        parent.send(b"holds")
+        parent.recv(100)
+        parent.send(str(other.ok("stat", region=number).get("ended", False)).encode())
+        parent.send(watcher.receive()["event"].encode())
 
 
 def is_taken(region: gdrpy.Region) -> bool:
@@ -155,6 +167,33 @@ class TestBroker:
             number = exporter.allocate(None, grace=1)["region"]
             exporter.ok("delete", name="kv")
         assert client.receive() == {"event": "ended", "region": number, "version": 0}
+
+    def test_tells_holders_of_the_end_who_may_not_read_it_any_more(self, start_broker):
+        if os.geteuid() != 0:
+            pytest.skip("being other users needs CAP_SETUID")
+        broker = start_broker(uid=BROKER_UID, options={"mode": 0o666})
+        with broker.client() as exporter:
+            number = exporter.allocate("kv", mode=0o644, grace=1)["region"]
+            ours, theirs = socket.socketpair()
+            child = os.fork()
+            if not child:
+                try:
+                    ours.close()
+                    exporter.sock.close()
+                    os.setresuid(40004, 40004, 40004)
+                    hold(broker, number, theirs)
+                finally:
+                    os._exit(0)
+            theirs.close()
+            with ours:
+                ours.settimeout(60)
+                assert ours.recv(100) == b"holds"
+                exporter.ok("change", region=number, mode=0o600)
+                ours.send(b"go on")
+                assert ours.recv(100) == b"False"
+                exporter.sock.close()
+                assert ours.recv(100) == b"ended"
+            os.waitpid(child, 0)
 
     def test_does_not_bind_a_region_that_is_there(self, broker, client):
         client.allocate("kv").close()

@@ -483,6 +483,16 @@ def table_of_a_user() -> tuple[Table, Session]:
     return table, table.sessions[1]
 
 
+class TestBoundRegion:
+    def test_ends_with_a_broker_that_died_before_the_exporter_got_it(self) -> None:
+        table, session = table_of_a_user()
+        table.commit(records.Made(7, "kv", 1, 4096, -1, 1, 1, 0o600, b"", grace=0.5))
+        table.commit(records.Published(7, 1))
+        table.commit(records.Bound(7, session.number))
+        table.discard_unheld()
+        assert (table.regions, table.names) == ({}, {})
+
+
 class TestCompaction:
     @pytest.mark.parametrize("seeds", [range(start, start + 500) for start in range(0, 2000, 500)])
     def test_copies_the_state_whatever_is_done_to_it_meanwhile(self, seeds: range) -> None:

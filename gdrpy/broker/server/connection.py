@@ -11,7 +11,7 @@ import struct
 import termios
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,8 +66,8 @@ class Notification:
     #: None stands for dropped events.
     packet: bytes | None
     region: RegionEntry | None
-    #: Whether it tells of the end of a bound region.
-    ends: bool = False
+    #: For the end of a bound region, the processes that hold it.
+    holders: Container[int] | None = None
     #: The watchers that have not got it yet; None before the first.
     left: Iterator[ServerConnection] | None = None
 

@@ -78,7 +78,7 @@ class Server:
         self._users: dict[int, User] = {}
         #: Connections, and other work for a user.
         self._turns: Turns[ServerConnection | Callable[[], object]] = Turns()
-        self._watchers = Watchers(self._turns, self._tell)
+        self._watchers = Watchers(self._turns, self._tell, self._state.table)
         service.announce = self._watchers.announce
         self._calls = service.calls()
         self._flight = Flight()

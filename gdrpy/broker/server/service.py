@@ -708,7 +708,8 @@ class Service:
             region = self._find_copy_of(session, request)
         else:
             region = self._find(call, session, request.name, request.region)
-        if not owns(session.identity, region):  # the owner may chmod even an unreadable region
+        # The owner may chmod even an unreadable region, and a holder learns whether it has ended.
+        if not (owns(session.identity, region) or self.table.is_held(region, session.identity)):
             require(session.identity, region, READ, call)
         return telling.all_about(self.table, region, request.id), []
 
@@ -791,19 +792,21 @@ class Service:
         if name is not None or number is None:
             raise errors.InvalidRequest(f"{call}: give either a name or a region's number")
         region = self.table.regions.get(number)
-        if region is None or not _may_know_of(session, region):
+        if region is None or not self._may_know_of(session, region):
             raise errors.Gone(f"{call}: region {number} no longer exists: get it by its name")
         return region
 
-
-def _may_know_of(session: Session, region: RegionEntry) -> bool:
-    """Whether a session may know that a region exists; only its holders know of a draft."""
-    if region.number in session.regions:
-        return True
-    who = session.identity
-    return not region.draft and (
-        owns(who, region) or allowed(who, region, READ) or allowed(who, region, WRITE)
-    )
+    def _may_know_of(self, session: Session, region: RegionEntry) -> bool:
+        """Whether a session may know that a region exists; only its holders know of a draft."""
+        if region.number in session.regions:
+            return True
+        who = session.identity
+        return not region.draft and (
+            owns(who, region)
+            or allowed(who, region, READ)
+            or allowed(who, region, WRITE)
+            or self.table.is_held(region, who)
+        )
 
 
 def _check_name(call: str, name: str) -> None:
@@ -828,6 +831,6 @@ _INVISIBLE = re.compile(
 
 
 #: Bytes that a grant takes besides its name and metadata, at most.
-_GRANT_BYTES = 160
+_GRANT_BYTES = 200
 #: Bytes of grants after which a get_many continues in another packet.
 _GRANTS_BYTES = 16 * 1024

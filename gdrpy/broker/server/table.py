@@ -74,7 +74,7 @@ class RegionEntry(records.Made, eq=False, gc=True):
     @property
     def ended(self) -> bool:
         """Whether it was bound to its exporter, whose lease has ended."""
-        return self.grace is not None and not self.exporter
+        return self.grace is not None and self.exporter not in self.leases
 
     @property
     def draft(self) -> bool:
@@ -357,6 +357,10 @@ class Table:
                 self._unlink_all([region.number])
                 return
         self._forget_unheld(region)
+
+    def is_held(self, region: RegionEntry, who: Identity) -> bool:
+        """Whether any session of a process has a lease."""
+        return any(self.sessions[one].identity.is_same(who) for one in region.leases)
 
     def _bind(self, record: records.Bound) -> None:
         self.regions[record.region].exporter = record.session

@@ -11,7 +11,7 @@ from gdrpy.broker import replies, requests
 from gdrpy.broker.server.connection import EVENTS_LIMIT, Notification, ServerConnection, User
 from gdrpy.broker.server.rights import READ, allowed
 from gdrpy.broker.server.service import SLICE
-from gdrpy.broker.server.table import RegionEntry
+from gdrpy.broker.server.table import RegionEntry, Table
 from gdrpy.broker.server.turns import Turns
 
 #: The event that stands for dropped ones.
@@ -22,10 +22,11 @@ class Watchers:
     """The connections that watch, and their users. ``tell`` sends a packet to one."""
 
     def __init__(
-        self, turns: Turns[Any], tell: Callable[[ServerConnection, bytes], object]
+        self, turns: Turns[Any], tell: Callable[[ServerConnection, bytes], object], table: Table
     ) -> None:
         self._turns = turns
         self._tell = tell
+        self._table = table
         self._event = 0
         self._users: dict[int, User] = {}
 
@@ -46,11 +47,14 @@ class Watchers:
         """Queue an event for all watchers, in their users' turns."""
         self._event += 1
         packet = _packet(event, region) if self._users else b""
+        holders = None
+        if event == "ended" and region is not None and self._users:
+            holders = {self._table.sessions[one].identity.process for one in region.leases}
         for user in self._users.values():
             if not user.events:
                 self._turns.add(user.uid, functools.partial(self._tell_some, user))
             if len(user.events) < EVENTS_LIMIT:
-                user.events.append(Notification(self._event, packet, region, event == "ended"))
+                user.events.append(Notification(self._event, packet, region, holders))
             else:
                 user.events[-1] = Notification(self._event, None, None)
 
@@ -80,14 +84,18 @@ class Watchers:
 
 def _concerns(connection: ServerConnection, event: Notification) -> bool:
     """Whether a watcher asked for an event, and may know of it."""
-    wanted, region = connection.watching, event.region
+    wanted, region, who = connection.watching, event.region, connection.identity
     assert wanted is not None
-    if wanted.ends and not event.ends:
+    if region is None:
+        return not wanted.ends
+    if wanted.ends:
+        if event.holders is None:
+            return False
+        if who.process and who.process in event.holders:  # whatever it may read now
+            return True
+    elif region.name is None or not region.name.startswith(wanted.prefix):
         return False
-    return region is None or (
-        (wanted.ends or (region.name is not None and region.name.startswith(wanted.prefix)))
-        and allowed(connection.identity, region, READ)
-    )
+    return allowed(who, region, READ)
 
 
 def _packet(event: str, region: RegionEntry | None) -> bytes:

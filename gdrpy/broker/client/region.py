@@ -126,10 +126,11 @@ class LeasedRegion(Region):
 
     def _warn_of_unseen(self, uuid: str | None) -> None:
         """Warn that it has the CPU view alone."""
-        words = vmm.UNSEEN.format(gpu=f"the GPU {uuid}")
+        words = vmm.UNSEEN.format(gpu="a GPU" if uuid is None else f"the GPU {uuid}")
         self._memory.unseen = words
+        name = "an anonymous region" if self.name is None else f"region {self.name!r}"
         warnings.warn(
-            f"opening region {self.name!r} with its CPU view alone: {words}, or open it with "
+            f"opening {name} with its CPU view alone: {words}, or open it with "
             f"gpu=False",
             stacklevel=3,
         )

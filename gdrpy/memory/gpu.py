@@ -213,6 +213,16 @@ class GpuMemory(Memory):
             undo.callback(self._held.close)
             undo.callback(self._core_undo.close)
 
+    def detach_dropped(self) -> bool:
+        """Detach memory that its region no longer uses; False while the CPU or a copy uses it."""
+        with self._lock:
+            if any(not isinstance(user, Lasting) for user in tuple(self._users)):
+                return False
+            if self._users and not self.detached:
+                self.detach()
+                self.source = None
+            return True
+
     def attach(self, fd: Descriptor, undo: Undo) -> None:
         """Take over memory that was mapped at the GPU addresses, which ``undo`` releases."""
         assert self._held is not None

@@ -7,7 +7,9 @@ drops a tensor does not wait for the work queued on it.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from gdrpy import cuda
@@ -104,6 +106,11 @@ def wait(devices: tuple[int, ...]) -> bool:
     """Wait for the work queued so far on the devices; False if CUDA cannot be asked now."""
     with Undo() as undo:
         return _Kept(devices, undo, None).is_over("cuEventSynchronize")
+
+
+def queued(devices: tuple[int, ...]) -> Callable[[], bool]:
+    """A function that says whether the work is done that was queued at its first call."""
+    return partial(_Kept(devices, Undo(), None).is_over, "cuEventQuery")
 
 
 def reclaim(device: int, wait: bool = False) -> bool:

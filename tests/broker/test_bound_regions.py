@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import gc
 import logging
 import os
 import pickle
@@ -18,9 +20,11 @@ import pytest
 
 import gdrpy
 from brokers import BROKER_UID, Broker
-from gdrpy import aio
-from gdrpy.broker.client import bound
+from gdrpy import aio, cuda
+from gdrpy.broker.client import bound, transport
 from gdrpy.broker.client.broker import attach
+from gdrpy.common.resource import Hold
+from gdrpy.memory import memory
 from rawclient import allocation
 
 #: Exports a region by the name "kv", and lives until its stdin ends.
@@ -295,6 +299,102 @@ class TestImporter:
             del array
             until(lambda: used(connected) == 0)
 
+    def test_keeps_what_a_numpy_array_of_a_dropped_region_shows(self, exporter, connected):
+        region = exporter.start(0) and connected.get("kv")
+        array, held = region.numpy(), region._memory
+        del region
+        other = connected.get("kv")
+        gc.collect()
+        exporter.kill()
+        until(lambda: is_taken(other))  # after it was tried with the array's
+        assert not held.detached
+        assert bytes(array[:8]) == b"exported"
+        del array, held
+        until(lambda: used(connected) == 0)
+
+    def test_loses_what_only_holds_that_have_ended_keep(self, exporter, connected, monkeypatch):
+        with exporter.start(0) and connected.get("kv") as region:
+            monkeypatch.setattr(memory, "settle", [Hold(region._memory).end])
+            exporter.kill()
+            until(lambda: used(connected) == 0)
+
+    def test_hears_of_ends_and_loses_others_while_a_kernel_occupies_the_gpu(
+        self, broker, exporter, connected
+    ):
+        flags = cuda.driver().CUstream_flags.CU_STREAM_NON_BLOCKING
+        with (
+            cuda.context(0),
+            gdrpy.page_locked(4096) as word,
+            gdrpy.connect(broker.path) as other,
+            other.allocate("host", 4096, "cpu", grace=0) as made,
+            connected.get("host") as host,
+            exporter.start(0) and connected.get("kv") as region,
+        ):
+            stream = cuda.call("cuStreamCreate", flags)
+            go = word.flag()
+            go.set(0)
+            go.stream_wait(stream, 1)
+            cuda.call("cuMemsetD8Async", region.ptr, 7, 8, stream)
+            exporter.kill()
+            until(lambda: is_taken(region))
+            made.close()
+            until(lambda: is_taken(host))
+            assert used(connected) > 0
+            go.set(1)
+            until(lambda: used(connected) == 0)
+            cuda.call("cuStreamDestroy", stream)
+
+    def test_attaches_the_next_version_if_it_was_detached_at_the_end(self, exporter, connected):
+        with exporter.start(0) and connected.get("kv") as region:
+            region.detach()
+            exporter.kill()
+            until(lambda: region.ended)
+            exporter.start(0)
+            region.attach(newer=True)
+            assert (region.ended, region.read(8)) == (False, b"exported")
+            told: list[bool] = []
+            region.when_ended(lambda one: told.append(one.ended))
+            exporter.kill()
+            until(lambda: is_taken(region))
+            assert told == [True]
+
+    def test_attaches_no_next_version_to_what_was_taken(self, exporter, connected):
+        with exporter.start(0) and connected.get("kv") as region:
+            exporter.kill()
+            until(lambda: is_taken(region))
+            exporter.start(LONG)
+            with pytest.raises(gdrpy.Gone, match=r"BrokerRegion\.attach: region 'kv' ended with"):
+                region.attach(newer=True)
+            assert connected.status()["leases"] == 1
+
+    def test_does_not_lose_a_next_version_that_is_attached_as_it_is_taken(
+        self, exporter, connected, monkeypatch
+    ):
+        """Its number is known only after its memory."""
+        with exporter.start(0) and connected.get("kv") as region:
+            region.detach()
+            exporter.kill()
+            until(lambda: region.ended)
+            exporter.start(LONG)
+            describe, takes = type(region)._describe, threading.Semaphore(0)
+            take = bound._Bound.take
+
+            def counted(one: Any) -> bool:
+                taken = take(one)
+                takes.release()
+                return taken
+
+            def late(*args: Any) -> None:
+                while takes.acquire(blocking=False):
+                    pass
+                assert takes.acquire(timeout=60)
+                describe(*args)
+
+            monkeypatch.setattr(bound._Bound, "take", counted)
+            monkeypatch.setattr(type(region), "_describe", late)
+            region.attach(newer=True)
+            assert region.read(8) == b"exported"
+
     def test_loses_what_only_its_tensors_hold(self, exporter, connected):
         region = exporter.start(0) and connected.get("kv")
         array = region.array()
@@ -411,6 +511,51 @@ class TestImporter:
 
 
 class TestThread:
+    def test_outlives_a_lack_of_descriptors(self, broker, exporter, connected, monkeypatch):
+        failed = threading.Event()
+
+        def full() -> Any:
+            failed.set()
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        with exporter.start(0) and connected.get("kv") as region:
+            with monkeypatch.context() as patch:
+                patch.setattr(transport, "packet_socket", full)
+                broker.restart()
+                assert failed.wait(60)
+            exporter.kill()
+            until(lambda: is_taken(region))
+
+    def test_outlives_a_callback_that_exits(self, exporter, connected):
+        with exporter.start(0) and connected.get("kv") as region:
+            region.when_ended(lambda _: sys.exit(1))
+            exporter.kill()
+            until(lambda: is_taken(region))
+
+    def test_that_cannot_start_refuses_the_region(self, exporter, connected, monkeypatch):
+        def refuse(_: Any) -> None:
+            raise RuntimeError("can't start new thread")
+
+        exporter.start(0)
+        monkeypatch.setattr(bound, "_guards", {})
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(gdrpy.OutOfMemory) as raised:
+                connected.get("kv")
+        assert str(raised.value) == (
+            "opening a region that is bound to its exporter: can't start new thread, and one must "
+            "hear of its end: raise the limit (ulimit -u), or end other threads"
+        )
+        assert connected.stat("kv").readers + connected.stat("kv").writers == 1
+
+    def test_keeps_one_entry_of_a_region_that_is_attached_again(self, exporter, connected):
+        with exporter.start(LONG) and connected.get("kv") as region:
+            for _ in range(3):
+                region.detach()
+                region.attach()
+            ((entries),) = bound._guards[connected.socket]._bound.values()
+            assert len(entries) == 1
+
     def test_ends_with_the_last_bound_region(self, exporter, connected, monkeypatch):
         monkeypatch.setattr(bound, "_LOOK", 0.01)
         connected.allocate("other", 4096).close()

@@ -6,8 +6,7 @@ import heapq
 import logging
 import os
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import count
 from threading import Lock, Thread
 from typing import Any, Protocol
@@ -19,22 +18,21 @@ from gdrpy.broker.client.connection import Connection, Lease
 from gdrpy.broker.client.transport import BlockingTransport
 from gdrpy.broker.client.watch import Watching
 from gdrpy.broker.replies import LOST, Description
-from gdrpy.errors import Error, Gone
+from gdrpy.errors import Gone, OutOfMemory
 from gdrpy.memory import reclaim
 from gdrpy.memory.gpu import GpuMemory
-from gdrpy.memory.memory import Memory
+from gdrpy.memory.memory import Memory, settle_all
 
 log = logging.getLogger(__name__)
 
 #: The broker's life, and the region's number.
-_Key = tuple[str, int]
+Key = tuple[str, int]
 
 #: Seconds between attempts: to reach a broker, and to take memory that is in use.
 _PAUSE = 0.1
-#: Seconds after which the thread looks whether this process still has bound regions.
-_LOOK = 10.0
-#: Ends that are remembered for regions that this process is about to get.
-_ENDS = 4096
+#: Seconds between looks at what came and went: regions that this process closed are forgotten, and
+#: the broker is asked about new ones, which may have ended before the thread knew of them.
+_LOOK = 1.0
 
 
 class Bindable(Protocol):
@@ -51,15 +49,18 @@ class Bindable(Protocol):
     def _end(self) -> tuple[Callable[[Any], object], ...]:
         """Note its end; returns the callbacks."""
 
-    def _take_away(self) -> None:
-        """Give its memory back. Raises BufferError while it is in use."""
+    def _take_away(self, key: Key, is_idle: Callable[[], bool]) -> bool:
+        """Give the memory of an ended region back; False while it is in use, or BufferError."""
 
 
 _guards: dict[str, _Guard] = {}
 
 
 def guard(region: Bindable, lease: Lease, grace: float) -> None:
-    """Take a region's memory ``grace`` seconds after its exporter's lease has ended."""
+    """Take a region's memory ``grace`` seconds after its exporter's lease has ended.
+
+    Raises OutOfMemory if no thread can start.
+    """
     bound = _Bound(region, lease, grace)
     found = _guards.get(lease.socket)
     while found is None or not found.add(bound):
@@ -74,6 +75,7 @@ class _Bound:
         self.grace = grace
         self._region = ref(region)
         self._memory: ref[Memory] = ref(region._memory)
+        self._is_idle = reclaim.queued(region._memory.devices)
 
     @property
     def gone(self) -> bool:
@@ -88,35 +90,26 @@ class _Bound:
             for callback in region._end():
                 try:
                     callback(region)
-                except Exception:
+                except (Exception, SystemExit):  # which would end the thread
                     log.exception("a callback for the end of %s failed", repr(region))
 
     def take(self) -> bool:
         """Give the memory back; False if it is in use."""
-        region, memory = self._region(), self._memory()
-        if memory is None:
-            return True
-        if region is not None and (region._life, region.id) != self.key:
-            return True  # it has another version's memory now
         try:
+            settle_all()
+            region, memory = self._region(), self._memory()
+            if memory is None:
+                return True
             if region is not None and not region.closed:
-                region._take_away()
-            else:
-                _take_orphan(memory)
+                return region._take_away(self.key, self._is_idle)
+            # Only arrays and tensors hold it.
+            if isinstance(memory, GpuMemory) and memory.can_detach:
+                return self._is_idle() and memory.detach_dropped()
         except BufferError:
             return False
-        except Error as error:
-            log.error("the memory of a region that ended with its exporter stays: %s", error)
+        except Exception:
+            log.exception("the memory of a region that ended with its exporter stays")
         return True
-
-
-def _take_orphan(memory: Memory) -> None:
-    """Take memory that only tensors of other libraries hold. Raises BufferError."""
-    if isinstance(memory, GpuMemory) and memory.can_detach and not memory.detached:
-        if memory.busy or not reclaim.wait(memory.devices):
-            raise BufferError("it is in use")
-        memory.detach()
-        memory.source = None
 
 
 class _Guard:
@@ -124,16 +117,18 @@ class _Guard:
 
     def __init__(self, lease: Lease) -> None:
         connection = lease._connection
-        self._path, self._reconnect = connection.path, connection.reconnect
+        self._path, self._timeout = connection.path, connection.transport.timeout
         self._pid = os.getpid()
         self._lock = Lock()
-        self._bound: dict[_Key, list[_Bound]] = {}
-        #: Recent ends. The reply that grants a region may be read after the event.
-        self._ends: deque[_Key] = deque(maxlen=_ENDS)
+        #: By the memory's id().
+        self._bound: dict[Key, dict[int, _Bound]] = {}
+        #: Regions that the broker was not asked about.
+        self._fresh: set[Key] = set()
         #: Memory to take, by the time; and numbers that order equal times.
         self._due: list[tuple[float, int, _Bound]] = []
         self._order = count()
         self._watching: Watching | None = None
+        self._next_look = 0.0
         self._over = False
         self._begun = False
 
@@ -145,79 +140,92 @@ class _Guard:
             if self._over:
                 return False
             if not self._begun:
-                Thread(target=self._run, name="gdrpy-bound", daemon=True).start()
-                self._begun = True
-            self._bound.setdefault(bound.key, []).append(bound)
-            ended = bound.key in self._ends
-        if ended:
-            self._end(bound.key)
+                self._begin()
+            self._bound.setdefault(bound.key, {})[id(bound._memory())] = bound
+            self._fresh.add(bound.key)
         return True
+
+    def _begin(self) -> None:
+        try:
+            Thread(target=self._run, name="gdrpy-bound", daemon=True).start()
+        except RuntimeError as error:
+            raise OutOfMemory(
+                f"opening a region that is bound to its exporter: {error}, and one must hear of "
+                f"its end: raise the limit (ulimit -u), or end other threads"
+            ) from error
+        self._begun = True
 
     def _run(self) -> None:
         """Hear of ends, and take memory, until this process has no bound regions."""
-        while not self._is_over():
+        while not self._over:
             try:
                 self._hear()
-            except Error as error:  # the exporter may be alive without the broker
+            except Exception as error:  # the exporter may be alive without the broker
                 log.debug("watching for the ends of regions: %s", error)
                 self._drop_watch()
                 time.sleep(_PAUSE)
             self._take()
+            if time.monotonic() >= self._next_look:
+                self._look()
+        self._drop_watch()
 
-    def _is_over(self) -> bool:
-        """Forget what this process has closed; whether it has no bound regions any more."""
+    def _look(self) -> None:
+        """Forget what this process has closed; note if it has no bound regions any more."""
         with self._lock:
             self._due = sorted(item for item in self._due if not item[2].gone)
             for key, those in list(self._bound.items()):
-                those[:] = [bound for bound in those if not bound.gone]
+                for number in [number for number, bound in those.items() if bound.gone]:
+                    del those[number]
                 if not those:
                     del self._bound[key]
             self._over = not self._bound and not self._due
-        if self._over:
-            self._drop_watch()
-        return self._over
+        self._next_look = time.monotonic() + _LOOK
 
     def _hear(self) -> None:
-        """Wait for an event, and act on it. Raises Error."""
+        """Wait for an event, and act on it. Raises Error, OSError."""
         if self._watching is None:
             self._watching = Watching(self._connection(), "", ends=True)
             run(self._watching.begin)
-            self._ask()
-        deadline = time.monotonic() + _LOOK
+            self._ask(self._bound)
+        deadline = self._next_look
         with self._lock:
             if self._due:
                 deadline = min(deadline, self._due[0][0])
         event = run(self._watching.next, deadline)
         if event == LOST:
-            self._ask()
+            self._ask(self._bound)
         elif event is not None and event.region is not None:
             self._end((self._watching.life, event.region))
+        if time.monotonic() >= self._next_look:
+            self._ask(self._fresh)
 
-    def _ask(self) -> None:
-        """Ask the broker which regions have ended. Raises Error."""
+    def _ask(self, keys: Iterable[Key]) -> None:
+        """Ask the broker which regions have ended. Raises Error, OSError."""
+        with self._lock:
+            wanted = [key for key in keys if key in self._bound]
+            self._fresh = set()
+        if not wanted:
+            return
         connection = self._connection()
         try:
-            run(connection.open)
-            with self._lock:
-                keys = list(self._bound)
-            for key in keys:
-                if key[0] == connection.life and _has_ended(connection, key[1]):
+            for key in wanted:
+                if _has_ended(connection, key):
                     self._end(key)
         finally:
             connection.close()
 
     def _connection(self) -> Connection:
-        return Connection(BlockingTransport(self._reconnect), self._path, self._reconnect)
+        """A connection that does not wait for a broker, since memory may be due."""
+        return Connection(BlockingTransport(self._timeout), self._path, 0)
 
     def _drop_watch(self) -> None:
         watching, self._watching = self._watching, None
         if watching is not None:
             watching.close()
 
-    def _end(self, key: _Key) -> None:
+    def _end(self, key: Key) -> None:
         with self._lock:
-            self._ends.append(key)
-            those = self._bound.pop(key, [])
+            those = list(self._bound.pop(key, {}).values())
             for bound in those:
                 due = time.monotonic() + bound.grace
                 heapq.heappush(self._due, (due, next(self._order), bound))
@@ -238,9 +246,11 @@ class _Guard:
                     heapq.heappush(self._due, again)
 
 
-def _has_ended(connection: Connection, region: int) -> bool:
+def _has_ended(connection: Connection, key: Key) -> bool:
+    """Whether a region has ended. False if the broker has lost its state: see the documentation."""
+    life, region = key
     try:
         told, _ = run(connection.ask, requests.Stat(region=region, id=0), Description)
     except Gone:
-        return True
-    return told.ended
+        return connection.life == life
+    return told.ended and connection.life == life

@@ -130,8 +130,7 @@ class LeasedRegion(Region):
         self._memory.unseen = words
         name = "an anonymous region" if self.name is None else f"region {self.name!r}"
         warnings.warn(
-            f"opening {name} with its CPU view alone: {words}, or open it with "
-            f"gpu=False",
+            f"opening {name} with its CPU view alone: {words}, or open it with gpu=False",
             stacklevel=3,
         )
 
@@ -144,13 +143,14 @@ class LeasedRegion(Region):
         self._packed, self._metadata = grant.metadata, None
         self._life = lease.life
         self._asleep = None
+        self.ended = False
         if grant.grace is not None:
             guard(self, lease, grant.grace)
 
     def _described(self) -> dict[str, Any]:
         """The fields that a grant sets, to restore if a change is undone."""
         names = "id", "name", "version", "sealed", "enforced", "readonly"
-        hidden = "_packed", "_life", "_asleep"
+        hidden = "_packed", "_life", "_asleep", "ended"
         return {"_metadata": None, **{name: getattr(self, name) for name in names + hidden}}
 
     def _attach_granted(self, call: str, newer: bool, grant: Grant, parcels: Parcels) -> bool:
@@ -185,6 +185,7 @@ class LeasedRegion(Region):
         return attached
 
     def _attach_once(self, call: str, *memory: Any) -> bool:
+        self._check_taken(call)
         attached = super()._attach_once(call, *memory)
         if attached:
             self._sleeper = None
@@ -203,8 +204,9 @@ class LeasedRegion(Region):
         """Have ``callback(region)`` called when the lease of its exporter has ended.
 
         Only regions that were allocated with ``grace`` end so. A thread of gdrpy calls it; if the
-        region has ended already, this call does. The grace time begins before it is called. An
-        exception of it is logged.
+        region has ended already, this call does. The grace time begins before it is called, and
+        the thread waits for it: it must return soon. An exception of it is logged. Raises Gone
+        once the memory was taken.
         """
         self._check("BrokerRegion.when_ended")
         if not alone(self._lock, self._add_callback, callback):
@@ -224,16 +226,48 @@ class LeasedRegion(Region):
         callbacks, self._callbacks = self._callbacks, ()
         return callbacks
 
-    def _take_away(self) -> None:
-        """Give its memory back, after which any use raises Gone. Raises BufferError as detach()."""
-        self._taken = True
-        self._disarm()
-        memory = self._memory
-        if isinstance(memory, GpuMemory) and memory.can_detach:
-            self.detach()
-            memory.lost = self._end_words
-        else:
+    def _take_away(self, key: tuple[str, int], is_idle: Callable[[], bool]) -> bool:
+        """Give the memory of an ended region, ``key``, back, after which any use raises Gone.
+
+        ``is_idle`` says whether the work that was queued on its GPUs at the first call is done.
+        Returns whether this is over; False while it must be tried again. Raises BufferError as
+        detach().
+        """
+        ours = alone(self._lock, self._lose, key)
+        if not ours:
+            return ours is not None
+        if not (isinstance(self._memory, GpuMemory) and self._memory.can_detach):
             self.close()
+            return True
+        if not is_idle():
+            return False
+        lease = alone(self._lock, self._detach_lost)
+        if lease is not None:
+            lease.close()
+            lease._connection.flush_patiently()
+        return True
+
+    def _lose(self, key: tuple[str, int]) -> bool | None:
+        """Refuse every use, with the lock held, unless the memory is another region's; returns
+        whether. None if it is detached: another thread may be about to attach it.
+        """
+        lease = self._memory.source
+        if isinstance(lease, Lease) and (lease.life, lease.region) == key:
+            self._taken = True
+            self._disarm()
+        return self._taken or (None if lease is None else False)
+
+    def _detach_lost(self) -> Lease | None:
+        """Detach it for good, with the lock held; returns its lease."""
+        memory, lease = self._memory, self._lease
+        assert isinstance(memory, GpuMemory)
+        if self.closed or memory.detached:
+            return None
+        for mapping in self._detachable("taking a region"):
+            mapping.close()
+        memory.source, memory.lost = None, self._end_words
+        memory.detach()
+        return lease
 
     @property
     def _end_words(self) -> str:
@@ -242,9 +276,13 @@ class LeasedRegion(Region):
         return f"region {self.name!r} ended with its exporter: close it, and get the next one"
 
     def _check(self, call: str, /) -> None:
+        self._check_taken(call)
+        super()._check(call)
+
+    def _check_taken(self, call: str) -> None:
+        """Raise Gone if its memory was taken."""
         if self._taken:
             raise Gone(f"{call}: {self._end_words}")
-        super()._check(call)
 
     def _keep_copy_of_contents(self) -> None:
         """Drop the host copy if it is of other contents: in a thread, for it takes 40 ms a GiB."""

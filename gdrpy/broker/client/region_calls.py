@@ -123,7 +123,8 @@ async def attach(region: LeasedRegion, *, newer: bool = False) -> None:
 
 
 def must_attach(call: str, region: LeasedRegion, newer: bool) -> bool:
-    """Whether it is detached. Raises ValueError, Closed."""
+    """Whether it is detached. Raises ValueError, Closed, Gone."""
+    region._check_taken(call)
     detached = region._can_attach(call)
     if newer and not detached:
         raise ValueError(f"{call}: region {region.name!r} is attached: detach() it first")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
-import logging
 import os
 import pickle
 import socket
@@ -422,16 +421,21 @@ class TestImporter:
             region.when_ended(told.append)
             assert told == [region]
 
-    def test_has_failing_callbacks_logged_and_the_others_called(self, exporter, connected, caplog):
+    def test_has_errors_of_callbacks_shown_and_the_others_called(
+        self, exporter, connected, monkeypatch
+    ):
+        shown: list[BaseException] = []
+        monkeypatch.setattr("sys.excepthook", lambda *about: shown.append(about[1]))
         with exporter.start(LONG) and connected.get("kv") as region:
             heard = threading.Event()
             region.when_ended(lambda _: 1 / 0)
             region.when_ended(lambda _: heard.set())
             exporter.kill()
             assert heard.wait(60)
-        (record,) = caplog.records
-        assert record.levelno == logging.ERROR
-        assert record.getMessage().startswith("a callback for the end of <BrokerRegion 'kv', ended")
+        (error,) = shown
+        assert isinstance(error, ZeroDivisionError)
+        (note,) = error.__notes__
+        assert note.startswith("This was a callback for the end of <BrokerRegion 'kv', ended: ")
 
     def test_may_close_a_region_before_and_after_its_end(self, exporter, connected):
         exporter.start(0)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import heapq
-import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable
 from itertools import count
@@ -22,8 +22,6 @@ from gdrpy.errors import Gone, OutOfMemory
 from gdrpy.memory import reclaim
 from gdrpy.memory.gpu import GpuMemory
 from gdrpy.memory.memory import Memory, settle_all
-
-log = logging.getLogger(__name__)
 
 #: The broker's life, and the region's number.
 Key = tuple[str, int]
@@ -90,8 +88,8 @@ class _Bound:
             for callback in region._end():
                 try:
                     callback(region)
-                except (Exception, SystemExit):  # which would end the thread
-                    log.exception("a callback for the end of %s failed", repr(region))
+                except (Exception, SystemExit) as error:  # which would end the thread
+                    _show(error, f"This was a callback for the end of {region!r}.")
 
     def take(self) -> bool:
         """Give the memory back; False if it is in use."""
@@ -107,9 +105,15 @@ class _Bound:
                 return self._is_idle() and memory.detach_dropped()
         except BufferError:
             return False
-        except Exception:
-            log.exception("the memory of a region that ended with its exporter stays")
+        except Exception as error:
+            _show(error, "The memory of a region that ended with its exporter stays.")
         return True
+
+
+def _show(error: BaseException, note: str) -> None:
+    """Show an error that the thread has no caller for."""
+    error.add_note(note)
+    sys.excepthook(type(error), error, error.__traceback__)
 
 
 class _Guard:
@@ -160,8 +164,7 @@ class _Guard:
         while not self._over:
             try:
                 self._hear()
-            except Exception as error:  # the exporter may be alive without the broker
-                log.debug("watching for the ends of regions: %s", error)
+            except Exception:  # without the broker, which may come back
                 self._drop_watch()
                 time.sleep(_PAUSE)
             self._take()

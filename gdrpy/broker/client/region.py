@@ -205,7 +205,7 @@ class LeasedRegion(Region):
 
         Only regions that were allocated with ``grace`` end so. A thread of gdrpy calls it; if the
         region has ended already, this call does. The grace time begins before it is called, and
-        the thread waits for it: it must return soon. An exception of it is logged. Raises Gone
+        the thread waits for it: it must return soon. sys.excepthook shows its errors. Raises Gone
         once the memory was taken.
         """
         self._check("BrokerRegion.when_ended")

@@ -218,6 +218,6 @@ make_fault(Fault.DATA_RACE)
 if child:
     os.wait()
 """
-        ended = run_on("kcsan", *WITHOUT_GDRDRV, *in_guest(script))
+        ended = run_on("kcsan", "--parallel", *WITHOUT_GDRDRV, *in_guest(script))
         assert ended.returncode == BED_FAILED, ended.stderr
         assert "BUG: KCSAN: data-race in racing_count [gpustandin]" in ended.stderr

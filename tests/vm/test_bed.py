@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import runpy
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -123,16 +122,22 @@ with Probe() as probe, View(1) as view:
     def test_guest_that_has_not_booted_in_time_is_booted_again(
         self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """An emulator that hangs at first stands for the kernel that may."""
+        """A program that hangs the first time stands for the emulator and its guest."""
         emulator = tmp_path / "qemu-system-x86_64"
         emulator.write_text(
-            f"#!/bin/sh\nmkdir {tmp_path}/hung && exec sleep 1000\n"
-            f'exec {shutil.which(emulator.name)} "$@"\n'
+            f"""#!/bin/bash
+mkdir {tmp_path}/hung && exec sleep 1000
+[[ "$*" =~ -serial\\ file:([^ ]+).*gdrpy.job=([^ ]+) ]]
+source "${{BASH_REMATCH[2]}}/job"
+echo "$result_mark begins" > "${{BASH_REMATCH[1]}}"
+echo "${{command[@]}}"
+echo "$result_mark exit 0"
+"""
         )
         emulator.chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-        ended = run(*WITHOUT_GDRDRV, "--boot-timeout", "60", "--", "echo", "done")
-        assert (ended.returncode, ended.stdout) == (0, "done\n"), ended.stderr
+        ended = run(*WITHOUT_GDRDRV, "--boot-timeout", "3", "--", "echo", "done")
+        assert (ended.returncode, ended.stdout) == (0, "echo done\n"), ended.stderr
         assert (tmp_path / "hung").exists()
 
     def test_kernel_that_was_not_fetched_is_named(self, run: Run) -> None:

@@ -44,6 +44,12 @@ class Fault:
     def patch(self) -> Path:
         return FAULTS / f"{self.name}.patch"
 
+    @property
+    def file(self) -> Path:
+        """The one that the patch changes."""
+        (name,) = re.findall(r"^\+\+\+ b/(\S+)$", self.patch.read_text(), re.MULTILINE)
+        return Path(name)
+
 
 ALL = [Fault.of(patch) for patch in sorted(FAULTS.glob("*.patch"))]
 TOGETHER = [fault for fault in ALL if not fault.alone]
@@ -69,8 +75,9 @@ def modules(bed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("faults")
     sources = folder / "faulty"
     shutil.copytree(DRIVER, sources)
-    # One folder for all, in which only what differs is compiled again.
-    for fault in ALL:
+    # All in one folder, where only files that differ from the last fault's are compiled again: so
+    # faults of one file follow each other, and a header, which is every file's, comes last.
+    for fault in sorted(ALL, key=lambda fault: (fault.file.suffix, fault.file)):
         put_in(fault, sources)
         built = KERNEL.build(sources, f"KBUILD_EXTRA_SYMBOLS={symbols}")
         shutil.copy(built / "gdrdrv.ko", folder / f"{fault.name}.ko")

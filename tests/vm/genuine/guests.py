@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 
-from kernels import CHECKOUT, HERE, KERNELS, Genuine
+from kernels import CHECKOUT, HERE, KERNELS, Genuine, Kernel
 
 INSIDE = HERE / "genuine/inside"
 #: The names that setup knows them by begin with genuine.
@@ -23,6 +25,14 @@ WITH_CHECKERS = Genuine.of("535-open-debug")
 ALL = (*DRIVERS, WITH_CHECKERS)
 
 
+def by_kernel(drivers: Iterable[Genuine]) -> list[list[Genuine]]:
+    """Those of one kernel together, which one guest can load one after the other."""
+    found: dict[Kernel, list[Genuine]] = {}
+    for driver in drivers:
+        found.setdefault(driver.kernel, []).append(driver)
+    return list(found.values())
+
+
 def gdrdrv_for(driver: Genuine, **variables: str) -> Path:
     """gdrdrv, built here with what a driver exports, and these variables of make's."""
     words = [f"{name}={value}" for name, value in variables.items()]
@@ -31,16 +41,14 @@ def gdrdrv_for(driver: Genuine, **variables: str) -> Path:
     return driver.kernel.build(CHECKOUT / "driver", symbols, *words, name=name) / "gdrdrv.ko"
 
 
-def bed_command(driver: Genuine, *arguments: str, build: bool) -> list[str | Path]:
-    """What boots a guest, and has it run the tests with these arguments of pytest's.
-
-    Without ``build`` the guest gets gdrdrv ready-built: its own compiler is emulated.
-    """
+def tests_beside(driver: Genuine, *arguments: str, build: bool) -> list[str | Path]:
+    """The command that runs the tests in a guest, with these arguments of pytest's."""
     other = driver.other_flavour
+    others_exports = other if other.built else driver
     given = {
         "GENUINE": driver,
         "GDRPY_VM_KERNELS": KERNELS,
-        "GENUINE_OTHERS_GDRDRV": gdrdrv_for(driver, NVIDIA_DRIVER=other.version),
+        "GENUINE_OTHERS_GDRDRV": gdrdrv_for(others_exports, NVIDIA_DRIVER=other.version),
         # Without a word about the driver that it is for, so that the kernel has to refuse it.
         "GENUINE_GPL_GDRDRV": gdrdrv_for(driver, NVIDIA_DRIVER="", TRACEPOINTS="1"),
     }
@@ -51,13 +59,22 @@ def bed_command(driver: Genuine, *arguments: str, build: bool) -> list[str | Pat
     pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--timeout=900"]
     pytest += ["-p", "no:hypothesispytest"]  # takes seconds to import in a guest
     return [
-        *(HERE / "run", "--fake-gpu", "--kernel", driver.kernel.name),
-        *("--", "env", "-u", "GDRPY_SIM"),
+        *("env", "-u", "GDRPY_SIM"),
         *(f"{name}={value}" for name, value in given.items()),
         *(*pytest, f"--confcutdir={INSIDE}", "-v", "--tb=short", *arguments, tests),
     ]
 
 
-def run(driver: Genuine, *arguments: str, build: bool = False) -> subprocess.CompletedProcess[str]:
-    command = bed_command(driver, *arguments, build=build)
-    return subprocess.run(command, capture_output=True, text=True, cwd=CHECKOUT)
+def run(
+    drivers: Sequence[Genuine], *arguments: str, build: Container[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Boots a guest that runs the tests beside each of the drivers, which are for one kernel.
+
+    The guest builds gdrdrv for the drivers that ``build`` names, and gets it ready-built for the
+    others, because its own compiler is emulated.
+    """
+    (kernel,) = {driver.kernel for driver in drivers}
+    commands = [tests_beside(one, *arguments, build=str(one) in build) for one in drivers]
+    script = "\n".join(shlex.join(map(str, command)) for command in commands)
+    bed = [HERE / "run", "--fake-gpu", "--kernel", kernel.name, "--", "bash", "-euc", script]
+    return subprocess.run(bed, capture_output=True, text=True, cwd=CHECKOUT)

@@ -69,7 +69,9 @@ def install(driver: Genuine) -> None:
     dkms = MODULES / "updates/dkms"
     dkms.mkdir(parents=True, exist_ok=True)
     (dkms / f"{driver.name}.ko").symlink_to(driver.module)
-    Path("/usr/src", driver.sources.name).symlink_to(driver.sources)
+    sources = Path("/usr/src", driver.sources.name)
+    sources.unlink(missing_ok=True)  # of the tests beside the other flavour, in the same guest
+    sources.symlink_to(driver.sources)
 
 
 def install_kernel(driver: Genuine) -> None:

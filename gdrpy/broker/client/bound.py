@@ -15,10 +15,10 @@ from weakref import ref
 from gdrpy._core._mapping import run
 from gdrpy.broker import requests
 from gdrpy.broker.client.connection import Connection, Lease
-from gdrpy.broker.client.transport import BlockingTransport
+from gdrpy.broker.client.transport import BlockingTransport, Lost, Silent
 from gdrpy.broker.client.watch import Watching
 from gdrpy.broker.replies import LOST, Description
-from gdrpy.errors import Gone, OutOfMemory
+from gdrpy.errors import Error, Gone, OutOfMemory
 from gdrpy.memory import reclaim
 from gdrpy.memory.gpu import GpuMemory
 from gdrpy.memory.memory import Memory, settle_all
@@ -28,6 +28,8 @@ Key = tuple[str, int]
 
 #: Seconds between attempts: to reach a broker, and to take memory that is in use.
 _PAUSE = 0.1
+#: The errors of a broker that is not there, or of a process without room for another connection.
+_UNREACHED = (Error, OSError, Lost, Silent)
 #: Seconds between looks at what came and went: regions that this process closed are forgotten, and
 #: the broker is asked about new ones, which may have ended before the thread knew of them.
 _LOOK = 1.0
@@ -164,7 +166,9 @@ class _Guard:
         while not self._over:
             try:
                 self._hear()
-            except Exception:  # without the broker, which may come back
+            except Exception as error:
+                if not isinstance(error, _UNREACHED):
+                    _show(error, "gdrpy goes on watching for the ends of regions.")
                 self._drop_watch()
                 time.sleep(_PAUSE)
             self._take()

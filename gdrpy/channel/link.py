@@ -145,9 +145,13 @@ class LinkServer(ChannelReader):
         self.link._answer(number, record)
 
     def serve(self, function: Callable[[bytes], Any]) -> None:
-        """Answer each request by ``function(request)``, up to the end of the link."""
-        for number, record in enumerate(self, self.popped):
-            self.answer(number, function(record))
+        """Answer each request by ``function(request)``, up to the end of the link, and close.
+
+        It closes also when ``function`` raises, so that no call waits for ever.
+        """
+        with self:
+            for number, record in enumerate(self, self.popped):
+                self.answer(number, function(record))
 
     def __repr__(self) -> str:
         state = " CLOSED" if self.closed else ""

@@ -109,7 +109,6 @@ class TestUninitialized:
         link = _mapping.Link.__new__(_mapping.Link)
         calls = (
             lambda: link.call(bytes(16)),
-            lambda: link.record_nbytes,
             lambda: link._answer(0, bytes(16)),
             lambda: _mapping.Answer(link, bytes(16)),
         )

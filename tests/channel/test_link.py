@@ -119,6 +119,24 @@ class TestCall:
         finally:
             signal.signal(signal.SIGALRM, before)
 
+    def test_lets_a_signal_handler_take_its_place(self, link, server, request_of):
+        found = []
+
+        def serve_and_submit(number: int, frame: object) -> None:
+            server.answer(0, reversed_half(server.pop()))
+            found.extend(link.submit(request_of(i), timeout=0).number for i in range(1, 5))
+
+        def call_with_alarm() -> bytes:
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+            return link.call(request_of(0), timeout=60)
+
+        before = signal.signal(signal.SIGALRM, serve_and_submit)
+        try:
+            assert call_with_alarm() == reversed_half(request_of(0))
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        assert found == [1, 2, 3, 4]  # the last one has the place of request 0
+
     @pytest.mark.parametrize("nbytes", [0, 16, 31, 33, 64])
     def test_of_another_size_is_refused(self, link, server, nbytes):
         message = f"Link.call: a record has 32 bytes, but {nbytes} were given"
@@ -308,6 +326,14 @@ class TestServer:
         second.serve(reversed_half)
         assert [one.result() for one in answers] == [reversed_half(request_of(i)) for i in range(3)]
 
+    def test_that_fails_ends_the_calls_that_wait(self, link, server, request_of, other_thread):
+        serving = other_thread.submit(server.serve, lambda request: bytes(17))
+        message = "request 0 was not answered, and the kernel has stopped"
+        with pytest.raises(gdrpy.Closed, match=message):
+            link.call(request_of(0), timeout=60)
+        with pytest.raises(ValueError, match=r"LinkServer.answer: an answer has 16 bytes, but 17 "):
+            serving.result()
+
     def test_refuses_to_answer_what_is_not_open(self, link, server, request_of):
         link.submit(request_of(0))
         with pytest.raises(ValueError, match=r"LinkServer.answer: request 0 has not been taken"):
@@ -327,11 +353,10 @@ class TestServer:
 
 class TestForkedChild:
     def test_may_not_use_it_and_harms_nothing(self, link, server, request_of):
-        answer = link.submit(request_of(0))
+        answer, shown = link.submit(request_of(0)), repr(link)
         calls = [
             lambda: link.call(request_of(1), 0),
             lambda: link.submit(request_of(1), 0),
-            lambda: link.record_nbytes,
             lambda: link.ptr,
             lambda: link.server(),
             lambda: answer.done(),
@@ -347,11 +372,12 @@ class TestForkedChild:
                     call()
                 except gdrpy.Forked:
                     refused += 1
+            refused += repr(link) == shown
             link.close()
             server.close()
             os._exit(refused)
         _, status = os.waitpid(child, 0)
-        assert os.waitstatus_to_exitcode(status) == len(calls)
+        assert os.waitstatus_to_exitcode(status) == len(calls) + 1
         assert (link.closed, server.closed) == (False, False)
         server.answer(0, reversed_half(server.pop()))
         assert answer.result() == reversed_half(request_of(0))
@@ -376,6 +402,17 @@ class TestRefusal:
         with pytest.raises(TypeError, match="Link: an object is initialized once"):
             link.__init__(64, 16)
         assert (link.ptr, link.capacity, link.record_nbytes) == (before, 4, 32)
+
+    def test_of_an_answer_that_is_made_twice(self, link, server, request_of):
+        class Again:
+            def __index__(self) -> int:
+                with pytest.raises(TypeError, match="Answer: an object is initialized once"):
+                    answer.__init__(link, request_of(0))
+                return 0
+
+        answer = gdrpy.channel.Answer.__new__(gdrpy.channel.Answer)
+        answer.__init__(link, request_of(1), Again())
+        assert server.pop(timeout=0) == request_of(1)
 
     def test_of_copies(self, link, server, request_of):
         for thing in (link, server, link.submit(request_of(0))):

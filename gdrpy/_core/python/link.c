@@ -14,22 +14,26 @@ struct link {
 	PyObject_HEAD struct channel *channel; /* NULL until it is initialized */
 	struct mapping *host;
 	struct gdr_slots answers;
-	struct answer **claims; /* by slot: who takes the last answer; NULL once it is taken */
+	PyObject ***claims; /* by slot: where the last answer goes; NULL once it is there */
+	uint64_t record_nbytes;
 };
 
 struct answer {
 	PyObject_HEAD struct link *link; /* NULL until its request is pushed */
 	uint64_t number;
 	PyObject *record; /* NULL until it is taken */
+	bool begun;	  /* whether __init__() has run, or runs */
 };
 
-/* Claims of no Answer: the answer is to be dropped when it comes, or a call() waits for it. */
-#define UNCLAIMED ((struct answer *)1)
-#define CALLER ((struct answer *)2)
+/* The claim to an answer that is to be dropped when it comes. */
+static PyObject *nowhere;
+#define UNCLAIMED (&nowhere)
 
 PyTypeObject *core_link_type_object;
 
-static struct answer **claim_of(struct link *self, uint64_t number)
+_Static_assert(sizeof(struct gdr_link) <= CORE_RING_TAIL, "the words follow the descriptor");
+
+static PyObject ***claim_of(struct link *self, uint64_t number)
 {
 	return &self->claims[number & (self->answers.capacity - 1)];
 }
@@ -46,42 +50,40 @@ static bool has_arrived(struct link *self, uint64_t number)
 	return gdr_slot_get(&self->answers, number, NULL);
 }
 
-/* The answer, which has arrived; NULL with an exception set. */
-static PyObject *copy_answer(struct link *self, uint64_t number)
+/* Move an answer that has arrived from its slot to where it goes; false with an exception set. */
+static bool move_answer(struct link *self, uint64_t number)
 {
-	PyObject *record = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)self->answers.record_nbytes);
+	PyObject ***claim = claim_of(self, number), *record;
 
-	if (record) {
+	if (*claim != UNCLAIMED) {
+		record = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)self->answers.record_nbytes);
+		if (!record)
+			return false;
 		gdr_slot_get(&self->answers, number, PyBytes_AsString(record));
-		*claim_of(self, number) = NULL;
+		__atomic_store_n(*claim, record, __ATOMIC_RELAXED);
 	}
-	return record;
-}
-
-/* Whether a request may have its slot: the answer to the one before has come, and may be moved. */
-static bool is_vacant(struct link *self, uint64_t number)
-{
-	const struct answer *claim = __atomic_load_n(claim_of(self, number), __ATOMIC_RELAXED);
-
-	return !claim || (claim != CALLER && has_arrived(self, number - self->answers.capacity));
-}
-
-/* Move the answer from a vacant slot to the one who claims it; false with an exception set. */
-static bool vacate(struct link *self, uint64_t number)
-{
-	struct answer **claim = claim_of(self, number), *answer = *claim;
-
-	if (answer && answer != UNCLAIMED)
-		return (answer->record = copy_answer(self, number - self->answers.capacity));
 	*claim = NULL;
 	return true;
+}
+
+/* Whether a request may have its slot: the answer to the one before has come, or was moved. */
+static bool is_vacant(struct link *self, uint64_t number)
+{
+	return !__atomic_load_n(claim_of(self, number), __ATOMIC_RELAXED) ||
+	       has_arrived(self, number - self->answers.capacity);
+}
+
+/* Move the answer from a vacant slot, if there is one; false with an exception set. */
+static bool vacate(struct link *self, uint64_t number)
+{
+	return !*claim_of(self, number) || move_answer(self, number - self->answers.capacity);
 }
 
 struct waiting {
 	struct link *link;
 	const char *method;
 	uint64_t number;
-	const struct answer *answer; /* who waits; NULL for call() */
+	PyObject *const *record; /* where the answer goes */
 };
 
 /* Of the request that is next by now: other threads push, too. */
@@ -110,7 +112,7 @@ static bool may_push(void *context)
 
 /* Push a request when there is room, and return its number; -1 with an exception set. */
 static int64_t push_request(struct link *self, const char *method, const char *record,
-			    int64_t deadline, struct answer *claim)
+			    int64_t deadline, PyObject **claim)
 {
 	struct core_ring_producer *producer = &self->channel->producer;
 	struct waiting wait = {.link = self, .method = method};
@@ -149,7 +151,7 @@ static int64_t push_request(struct link *self, const char *method, const char *r
 
 /* Push the request of Python arguments; -1 with an exception set. */
 static int64_t submit(struct link *self, const char *method, PyObject *object, int64_t deadline,
-		      struct answer *claim)
+		      PyObject **claim)
 {
 	Py_ssize_t nbytes;
 	struct core_bytes record;
@@ -157,7 +159,7 @@ static int64_t submit(struct link *self, const char *method, PyObject *object, i
 
 	if (!link_usable(self, method) || !core_get_bytes(method, "record", object, false, &record))
 		return -1;
-	nbytes = (Py_ssize_t)self->channel->producer.ring.record_nbytes;
+	nbytes = (Py_ssize_t)self->record_nbytes;
 	if (record.nbytes != nbytes)
 		PyErr_Format(PyExc_ValueError, "%s: a record has %zd bytes, but %zd were given",
 			     method, nbytes, record.nbytes);
@@ -167,16 +169,12 @@ static int64_t submit(struct link *self, const char *method, PyObject *object, i
 	return number;
 }
 
-static bool was_moved(const struct answer *answer)
-{
-	return answer && __atomic_load_n(&answer->record, __ATOMIC_RELAXED);
-}
-
 static bool has_answer(void *context)
 {
 	struct waiting *wait = context;
 
-	return was_moved(wait->answer) || has_arrived(wait->link, wait->number) ||
+	return __atomic_load_n(wait->record, __ATOMIC_RELAXED) ||
+	       has_arrived(wait->link, wait->number) ||
 	       core_ring_stopped(&wait->link->channel->producer.ring);
 }
 
@@ -187,11 +185,11 @@ static bool may_wait(void *context)
 	return link_usable(wait->link, wait->method);
 }
 
-/* Wait for the answer to a request; NULL with an exception set. */
-static PyObject *wait_for_answer(struct link *self, const char *method, uint64_t number,
-				 int64_t deadline, const struct answer *answer)
+/* Wait until the answer to a request is at *record, where it goes; false with an exception set. */
+static bool wait_for_answer(struct link *self, const char *method, uint64_t number,
+			    int64_t deadline, PyObject *const *record)
 {
-	struct waiting wait = {self, method, number, answer};
+	struct waiting wait = {self, method, number, record};
 	struct core_spin spin = {.look = has_answer,
 				 .may_go_on = may_wait,
 				 .context = &wait,
@@ -200,15 +198,14 @@ static PyObject *wait_for_answer(struct link *self, const char *method, uint64_t
 	enum core_spin_end end = core_spin(&spin);
 
 	if (end == CORE_SPIN_ERROR)
-		return NULL;
-	if (was_moved(answer))
-		return Py_NewRef(answer->record);
+		return false;
+	if (*record)
+		return true;
 	if (has_arrived(self, number)) /* also what came just before the kernel stopped */
-		return copy_answer(self, number);
-	return PyErr_Format(end == CORE_SPIN_LATE ? core_error_timeout : core_error_closed,
-			    "%s: request %llu was not answered%s", method,
-			    (unsigned long long)number,
-			    end == CORE_SPIN_LATE ? " in time" : ", and the kernel has stopped");
+		return move_answer(self, number);
+	return core_raise(end == CORE_SPIN_LATE ? core_error_timeout : core_error_closed,
+			  "%s: request %llu was not answered%s", method, (unsigned long long)number,
+			  end == CORE_SPIN_LATE ? " in time" : ", and the kernel has stopped");
 }
 
 static PyObject *link_call(struct link *self, CORE_PARAMETERS)
@@ -216,19 +213,20 @@ static PyObject *link_call(struct link *self, CORE_PARAMETERS)
 	static const char *const names[] = {"record", "timeout", NULL};
 	static const char method[] = "Link.call";
 	int64_t timeout, deadline, number;
-	PyObject *arg[2], *record;
+	PyObject *arg[2], *record = NULL;
 
 	if (!core_parse(method, CORE_ARGUMENTS, names, 1, arg) ||
 	    !core_as_timeout(method, arg[1], &timeout))
 		return NULL;
 	deadline = core_deadline(timeout);
-	number = submit(self, method, arg[0], deadline, CALLER);
-	if (number < 0)
-		return NULL;
-	record = wait_for_answer(self, method, (uint64_t)number, deadline, NULL);
-	if (!record)
+	number = submit(self, method, arg[0], deadline, &record);
+	if (number < 0 || wait_for_answer(self, method, (uint64_t)number, deadline, &record))
+		return record;
+	if (record) /* moved here meanwhile */
+		Py_CLEAR(record);
+	else
 		*claim_of(self, (uint64_t)number) = UNCLAIMED;
-	return record;
+	return NULL;
 }
 
 static PyObject *link_close(struct link *self, void *Py_UNUSED(unused))
@@ -242,13 +240,6 @@ static PyObject *link_closed(struct link *self, void *Py_UNUSED(unused))
 {
 	return PyBool_FromLong(!self->channel ||
 			       __atomic_load_n(&self->channel->closed, __ATOMIC_RELAXED));
-}
-
-static PyObject *link_record_nbytes(struct link *self, void *Py_UNUSED(unused))
-{
-	if (!link_usable(self, "Link.record_nbytes"))
-		return NULL;
-	return PyLong_FromUnsignedLongLong(self->channel->producer.ring.record_nbytes);
 }
 
 /* What a kernel does, for its stand-in. */
@@ -323,6 +314,7 @@ static int link_init(struct link *self, PyObject *args, PyObject *kwargs)
 		return -1;
 	self->host = (struct mapping *)Py_NewRef((PyObject *)host);
 	self->channel = (struct channel *)Py_NewRef((PyObject *)channel);
+	self->record_nbytes = channel->producer.ring.record_nbytes;
 	answers->record_nbytes = (uint64_t)nbytes;
 	answers->address = (uintptr_t)host->address;
 	core_slots_clear(answers);
@@ -375,11 +367,12 @@ static PyMethodDef link_methods[] = {
 
 static PyGetSetDef link_getset[] = {
 	{"closed", (getter)link_closed, NULL, "Whether close() has been called.", NULL},
-	{"record_nbytes", (getter)link_record_nbytes, NULL, "Bytes of a request.", NULL},
 	{NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyMemberDef link_members[] = {
+	{"record_nbytes", T_ULONGLONG, offsetof(struct link, record_nbytes), READONLY,
+	 "Bytes of a request."},
 	{"answer_nbytes", T_ULONGLONG, offsetof(struct link, answers.record_nbytes), READONLY,
 	 "Bytes of an answer."},
 	{"capacity", T_ULONGLONG, offsetof(struct link, answers.capacity), READONLY,
@@ -406,25 +399,22 @@ static PyObject *answer_result(struct answer *self, CORE_PARAMETERS)
 {
 	static const char *const names[] = {"timeout", NULL};
 	static const char method[] = "Answer.result";
-	PyObject *arg[1], *record;
+	PyObject *arg[1];
 	int64_t timeout;
 
 	if (!core_parse(method, CORE_ARGUMENTS, names, 0, arg) ||
 	    !core_as_timeout(method, arg[0], &timeout))
 		return NULL;
-	if (self->record)
-		return Py_NewRef(self->record);
-	if (!link_usable(self->link, method))
+	if (!self->record && (!link_usable(self->link, method) ||
+			      !wait_for_answer(self->link, method, self->number,
+					       core_deadline(timeout), &self->record)))
 		return NULL;
-	record = wait_for_answer(self->link, method, self->number, core_deadline(timeout), self);
-	if (record && !self->record)
-		self->record = Py_NewRef(record);
-	return record;
+	return Py_NewRef(self->record);
 }
 
 static PyObject *answer_done(struct answer *self, void *Py_UNUSED(unused))
 {
-	struct waiting wait = {self->link, "Answer.done", self->number, self};
+	struct waiting wait = {self->link, "Answer.done", self->number, &self->record};
 
 	if (!self->record && !may_wait(&wait))
 		return NULL;
@@ -467,13 +457,15 @@ static int answer_init(struct answer *self, PyObject *args, PyObject *kwargs)
 	int64_t timeout, number;
 	struct link *link;
 
-	if (!core_init_once("Answer", self->link) ||
-	    !PyArg_ParseTupleAndKeywords(args, kwargs, "O!O|O:Answer", names, core_link_type_object,
+	if (!core_init_once("Answer", self->begun))
+		return -1;
+	self->begun = true; /* now, as another thread may call it while this one waits */
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O|O:Answer", names, core_link_type_object,
 					 &link, &record, &timeout_object) ||
 	    !core_as_timeout("Link.submit", timeout_object, &timeout))
 		return -1;
 	CORE_BEGIN_ALONE(link);
-	number = submit(link, "Link.submit", record, core_deadline(timeout), self);
+	number = submit(link, "Link.submit", record, core_deadline(timeout), &self->record);
 	if (number >= 0) {
 		self->number = (uint64_t)number;
 		self->link = (struct link *)Py_NewRef((PyObject *)link);
@@ -488,7 +480,7 @@ static int answer_clear(struct answer *self)
 
 	if (link) {
 		CORE_BEGIN_ALONE(link);
-		if (link->claims && *claim_of(link, self->number) == self)
+		if (link->claims && *claim_of(link, self->number) == &self->record)
 			*claim_of(link, self->number) = UNCLAIMED;
 		CORE_END_ALONE();
 	}

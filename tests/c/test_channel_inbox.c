@@ -272,6 +272,25 @@ static void a_reader_that_closes_is_noticed_where_there_is_no_room(void)
 	CHECK_EQ(gdr_inbox_try_reserve(&inbox, CAPACITY, &number, &taken), 0);
 }
 
+static void a_reader_that_was_closed_takes_nothing_and_is_at_its_end(void)
+{
+	struct gdr_inbox inbox = new_inbox();
+	struct gdr_inbox_reader reader = new_reader(&inbox);
+	struct record found;
+
+	for (uint64_t i = 0; i < CAPACITY; i++)
+		push(&inbox, 11, i);
+	pop(&reader, 11, 0);
+	CHECK(!gdr_inbox_ended(&reader));
+	gdr_inbox_close(&reader);
+	CHECK_EQ(gdr_inbox_ready(&reader, CAPACITY), 0);
+	for (int i = 0; i < CAPACITY; i++)
+		CHECK_EQ(gdr_inbox_pop(&reader, &found, 1), 0);
+	CHECK(gdr_inbox_ended(&reader));
+	CHECK_EQ(memory->taken, 1 | GDR_INBOX_CLOSED);
+	CHECK_EQ(memory->head, 1);
+}
+
 #define PRODUCERS 4
 #define EACH 50000
 
@@ -568,6 +587,7 @@ CHECK_MAIN(TEST(kernels_in_other_languages_find_the_fields_at_their_offsets),
 	   TEST(a_reader_that_follows_another_tells_of_all_its_room),
 	   TEST(numbers_go_on_beyond_32_bits), TEST(the_end_comes_after_the_last_record),
 	   TEST(a_reader_that_closes_is_noticed_where_there_is_no_room),
+	   TEST(a_reader_that_was_closed_takes_nothing_and_is_at_its_end),
 	   TEST(many_threads_hand_over_every_record_whole_and_in_their_order),
 	   TEST(threads_that_wait_for_room_end_when_the_reader_closes),
 	   TEST(what_a_producer_stored_before_its_record_is_there_with_it),

@@ -266,6 +266,12 @@ class TestWriter:
             writer.push(record(0))
         assert inbox.pop() is None
 
+    def test_cannot_follow_the_end(self, inbox, writer, record):
+        writer.close()
+        with pytest.raises(gdrpy.Closed, match=r"InboxWriter.push: the inbox has ended"):
+            inbox.writer().push(record(0))
+        assert inbox.pop() is None
+
     @pytest.mark.parametrize("nbytes", [0, 31, 33, 64])
     def test_refuses_records_of_another_size(self, inbox, writer, nbytes):
         message = f"InboxWriter.push: a record has 32 bytes, but {nbytes} were given"
@@ -353,6 +359,14 @@ unsigned long long sum(struct gdr_inbox_reader *reader, unsigned long long *coun
 	}
 	return all;
 }
+
+#ifdef __cplusplus
+extern "C"
+#endif
+void close_it(struct gdr_inbox_reader *reader)
+{
+	gdr_inbox_close(reader);
+}
 """
 
 
@@ -380,6 +394,15 @@ class TestReaderForC:
         writer.close()
         assert (summing.result(), count.value, inbox.popped) == (4950, 100, 101)
         assert inbox.pop() is None
+
+    def test_that_closes_in_c_ends_it_for_python_and_kernels(self, full, library, gpu_read):
+        *_, taken, _ = described(full, gpu_read)
+        library.close_it.argtypes = (ctypes.c_void_p,)
+        library.close_it(full.c_reader)
+        assert full.closed
+        with pytest.raises(gdrpy.Closed, match=r"Inbox.pop: the inbox is closed"):
+            full.pop()
+        assert word(gpu_read, taken) == CLOSED
 
     def test_of_the_page_compiles(self, memory, checkout):
         page = (checkout / "docs" / "channel.md").read_text()

@@ -17,7 +17,8 @@ static bool may_pop(void *object, const char *method)
 
 	if (!core_inbox_usable(self, method))
 		return false;
-	return !self->closed || core_raise(core_error_closed, "%s: the inbox is closed", method);
+	return !gdr_inbox_is_closed(&self->reader) ||
+	       core_raise(core_error_closed, "%s: the inbox is closed", method);
 }
 
 static uint64_t ready(void *self, uint64_t most)
@@ -39,8 +40,7 @@ static bool has_news(void *object)
 {
 	struct inbox *self = object;
 
-	return gdr_inbox_ready(&self->reader, 1) || gdr_inbox_ended(&self->reader) ||
-	       __atomic_load_n(&self->closed, __ATOMIC_RELAXED);
+	return gdr_inbox_ready(&self->reader, 1) || gdr_inbox_ended(&self->reader);
 }
 
 static struct core_popping popping(struct inbox *self, const char *method)
@@ -72,10 +72,10 @@ static PyObject *inbox_pop_many(struct inbox *self, CORE_PARAMETERS)
 
 static PyObject *inbox_close(struct inbox *self, void *Py_UNUSED(unused))
 {
-	if (!self->closed && core_ring_is_ours(&self->memory))
+	if (core_ring_is_ours(&self->memory))
 		gdr_inbox_close(&self->reader);
-	if (self->memory.gpu)
-		__atomic_store_n(&self->closed, true, __ATOMIC_RELAXED);
+	else
+		self->reader.told |= GDR_INBOX_CLOSED; /* a forked child's alone */
 	Py_RETURN_NONE;
 }
 
@@ -88,8 +88,7 @@ static PyObject *inbox_popped(struct inbox *self, void *Py_UNUSED(unused))
 
 static PyObject *inbox_closed(struct inbox *self, void *Py_UNUSED(unused))
 {
-	return PyBool_FromLong(!self->memory.gpu ||
-			       __atomic_load_n(&self->closed, __ATOMIC_RELAXED));
+	return PyBool_FromLong(!self->memory.gpu || gdr_inbox_is_closed(&self->reader));
 }
 
 static PyObject *inbox_c_reader(struct inbox *self, void *Py_UNUSED(unused))
@@ -152,7 +151,8 @@ static PyGetSetDef inbox_getset[] = {
 	{"closed", (getter)inbox_closed, NULL, "Whether close() has been called.", NULL},
 	{"c_reader", (getter)inbox_c_reader, NULL,
 	 "Address of the ``struct gdr_inbox_reader`` for C code of this process, which calls the\n"
-	 "functions of gdrpy/inbox.h. No other thread may take records meanwhile.",
+	 "functions of gdrpy/inbox.h. No other thread may take records or close the\n"
+	 "inbox meanwhile.",
 	 NULL},
 	{NULL, NULL, NULL, NULL, NULL},
 };

@@ -9,7 +9,6 @@
 struct inbox {
 	PyObject_HEAD struct core_ring_memory memory;
 	struct gdr_inbox_reader reader;
-	bool closed;
 };
 
 /* Whether this process may use the inbox; false with an exception set. */

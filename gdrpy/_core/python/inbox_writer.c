@@ -23,6 +23,8 @@ static bool may_push(void *object, const char *method)
 		reason = "the writer is closed";
 	else if (gdr_inbox_closed(&self->writer.inbox))
 		reason = "the inbox is closed";
+	else if (__atomic_load_n(self->inbox->reader.end, __ATOMIC_RELAXED))
+		reason = "the inbox has ended: its producers have said that no record follows";
 	else if (self->writer.broken)
 		reason = "the reader's counter was overwritten with an impossible value";
 	else

@@ -208,7 +208,7 @@ struct gdr_inbox_reader {
 	unsigned long long *end;
 	unsigned long long *head;  /* in host memory: records taken, for the next reader */
 	unsigned long long popped; /* the same */
-	unsigned long long told;   /* the same, as last stored to *taken */
+	unsigned long long told;   /* as last stored to *taken */
 };
 
 /* Make everything before it happen before the store, and push the store out of the CPU's buffers.
@@ -273,12 +273,20 @@ static inline void gdr_inbox_begin(struct gdr_inbox_reader *reader)
 	gdr_publish(reader->taken, reader->told);
 }
 
-/* Count the records that are ready, up to `most`. */
+/* Whether gdr_inbox_close() was called. */
+static inline int gdr_inbox_is_closed(const struct gdr_inbox_reader *reader)
+{
+	return (__atomic_load_n(&reader->told, __ATOMIC_RELAXED) & GDR_INBOX_CLOSED) != 0;
+}
+
+/* Count the records that are ready, up to `most`; none once the reader is closed. */
 static inline unsigned long long gdr_inbox_ready(const struct gdr_inbox_reader *reader,
 						 unsigned long long most)
 {
 	unsigned long long count = 0;
 
+	if (gdr_inbox_is_closed(reader))
+		return 0;
 	while (count < most && gdr_slot_get(&reader->slots, reader->popped + count, 0))
 		count++;
 	return count;
@@ -291,6 +299,8 @@ static inline unsigned long long gdr_inbox_pop(struct gdr_inbox_reader *reader, 
 	unsigned long long count = 0;
 	char *record = (char *)records;
 
+	if (gdr_inbox_is_closed(reader))
+		return 0;
 	while (count < most && gdr_slot_get(&reader->slots, reader->popped + count, record)) {
 		record += reader->slots.record_nbytes;
 		count++;
@@ -307,18 +317,19 @@ static inline unsigned long long gdr_inbox_pop(struct gdr_inbox_reader *reader, 
 	return count;
 }
 
-/* Whether all records were taken and no more will come. */
+/* Whether no more records will come: all were taken, or the reader is closed. */
 static inline int gdr_inbox_ended(const struct gdr_inbox_reader *reader)
 {
 	unsigned long long end = __atomic_load_n(reader->end, __ATOMIC_ACQUIRE);
 
-	return end && reader->popped >= end - 1;
+	return (end && reader->popped >= end - 1) || gdr_inbox_is_closed(reader);
 }
 
 /* Take no more records: producers are told when they next look for room. */
-static inline void gdr_inbox_close(const struct gdr_inbox_reader *reader)
+static inline void gdr_inbox_close(struct gdr_inbox_reader *reader)
 {
-	gdr_publish(reader->taken, reader->popped | GDR_INBOX_CLOSED);
+	__atomic_store_n(&reader->told, reader->popped | GDR_INBOX_CLOSED, __ATOMIC_RELAXED);
+	gdr_publish(reader->taken, reader->told);
 }
 #endif
 

@@ -52,7 +52,7 @@ uint64_t bench_inbox(struct gdr_inbox_reader *reader, uint64_t count, uint64_t l
 			continue;
 		for (uint64_t i = 0; i < n; i++) {
 			*wrong += !is_right(&records[i], threads, next);
-			if (messages)
+			if (messages && records[i].word[0] < threads)
 				*wrong += __atomic_load_n(&messages[records[i].word[0]],
 							  __ATOMIC_RELAXED) < records[i].word[1];
 		}

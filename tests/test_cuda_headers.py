@@ -68,9 +68,9 @@ def ptx_of(source: str, folder: Path, architecture: str = "compute_90") -> str:
 
 
 def accesses(ptx: str) -> list[str]:
-    """The fences, atomics, ordered loads and all stores to global memory, in their order."""
+    """The fences, barriers, atomics, ordered loads and stores to global memory, in their order."""
     found = re.findall(
-        r"\b(fence\S+|atom\S+|ld\.acquire\S+|ld\.volatile\S+|st\.(?!shared)\S+)", ptx
+        r"\b(fence\S+|atom\S+|ld\.acquire\S+|ld\.volatile\S+|bar\.warp\S+|st\.(?!shared)\S+)", ptx
     )
     return [re.sub(r"[;,]|\.L2.*", "", one) for one in found]
 
@@ -94,7 +94,7 @@ extern "C" __global__ void one(const TYPE *at, uint4 value)
 }
 """
 WORDS = ["st.relaxed.sys.global.v2.u64"] * 2
-RESERVE = ["atom.add.u64", "ld.acquire.sys.global.u64"]
+RESERVE = ["atom.relaxed.gpu.global.add.u64", "ld.acquire.sys.global.u64"]
 
 
 @pytest.fixture
@@ -118,6 +118,14 @@ class TestMemoryOrder:
         found = accesses_of("gdr_inbox", "InboxWriter", "push_relaxed(value)")
         assert found[: 2 + 2] == [*RESERVE, *WORDS]
         assert set(found[4:]) <= set(WORDS)
+
+    def test_of_a_push_without_waiting_has_a_barrier_between_room_and_the_others_words(
+        self, accesses_of
+    ):
+        found = accesses_of("gdr_inbox", "InboxWriter", "try_push(value)")
+        assert found[: 2 + 2] == ["bar.warp.sync", "fence.acq_rel.sys", *WORDS]
+        leader = [one for one in found[4:] if one not in WORDS]  # NVRTC puts its branch last
+        assert leader == ["ld.acquire.sys.global.u64"] * 3 + ["atom.relaxed.gpu.global.cas.b64"]
 
     def test_of_an_answer_is_a_fence_and_words(self, accesses_of):
         found = accesses_of("gdr_link", "LinkServer", "answer(0, value)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 import attach
@@ -109,6 +110,20 @@ class TestTornRecordOfAnInbox:
         assert {one.verified for one in session.measurements} == {False}
         lost = {one.id: one.value for one in session.figures}[inbox.LOST]
         assert lost > 0
+
+    def test_is_found_in_c(self, session):
+        def wrong(records):
+            writer.push_many(records)
+            following, messages = np.zeros(512, np.uint64), np.zeros(512, np.uint64)
+            return rings.take(ring, len(records), following, messages.ctypes.data)
+
+        ring = gdrpy.Inbox(64)
+        writer = ring.writer()
+        records = inbox._records(0, 1)
+        assert wrong(records) == 0
+        records[3, 7] ^= np.uint64(1)
+        records[5, 0] = 1 << 40  # a thread that does not exist: it has no message
+        assert wrong(records) == 2
 
 
 class TestWrongAnswer:

@@ -127,6 +127,7 @@ class InboxWriter
 			granted = gdr_inbox_try_reserve(&inbox_, together.count, &first, &taken_);
 		granted = together.from_leader(granted);
 		first = together.from_leader(first);
+		__syncwarp(together.mask); /* all store after the leader has loaded `taken` */
 		if (together.rank >= granted)
 			return false;
 		gdr_release_fence();

@@ -73,15 +73,26 @@ GDR_KERNEL void gdr_release_fence(void)
 
 GDR_KERNEL unsigned long long gdr_fetch_add(unsigned long long address, unsigned long long value)
 {
-	return atomicAdd((unsigned long long *)address, value);
+	unsigned long long found;
+
+	asm volatile("atom.relaxed.gpu.global.add.u64 %0, [%1], %2;"
+		     : "=l"(found)
+		     : "l"(address), "l"(value)
+		     : "memory");
+	return found;
 }
 
 GDR_KERNEL int gdr_exchange(unsigned long long address, unsigned long long *expected,
 			    unsigned long long value)
 {
-	unsigned long long found = atomicCAS((unsigned long long *)address, *expected, value);
-	int done = found == *expected;
+	unsigned long long found;
+	int done;
 
+	asm volatile("atom.relaxed.gpu.global.cas.b64 %0, [%1], %2, %3;"
+		     : "=l"(found)
+		     : "l"(address), "l"(*expected), "l"(value)
+		     : "memory");
+	done = found == *expected;
 	*expected = found;
 	return done;
 }

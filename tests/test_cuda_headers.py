@@ -68,9 +68,11 @@ def ptx_of(source: str, folder: Path, architecture: str = "compute_90") -> str:
 
 
 def accesses(ptx: str) -> list[str]:
-    """The fences, barriers, atomics, ordered loads and stores to global memory, in their order."""
+    """The fences, barriers, votes, atomics, ordered loads and global stores, in their order."""
     found = re.findall(
-        r"\b(fence\S+|atom\S+|ld\.acquire\S+|ld\.volatile\S+|bar\.warp\S+|st\.(?!shared)\S+)", ptx
+        r"\b(fence\S+|atom\S+|ld\.acquire\S+|ld\.volatile\S+|bar\.warp\S+|vote\S+|"
+        r"st\.(?!shared)\S+)",
+        ptx,
     )
     return [re.sub(r"[;,]|\.L2.*", "", one) for one in found]
 
@@ -94,6 +96,8 @@ extern "C" __global__ void one(const TYPE *at, uint4 value)
 }
 """
 WORDS = ["st.relaxed.sys.global.v2.u64"] * 2
+#: What threads of a warp wait for together: each must have stored what it can.
+TOGETHER = "vote.sync.any.pred"
 RESERVE = ["atom.relaxed.gpu.global.add.u64", "ld.acquire.sys.global.u64"]
 
 
@@ -109,15 +113,17 @@ def accesses_of(tmp_path) -> Callable[[str, str, str], list[str]]:
 
 
 class TestMemoryOrder:
-    def test_of_a_push_is_a_fence_a_number_room_and_words(self, accesses_of):
+    def test_of_a_push_is_a_fence_a_number_room_and_words_before_a_vote(self, accesses_of):
         found = accesses_of("gdr_inbox", "InboxWriter", "push(value)")
         assert found[: 3 + 2] == ["fence.acq_rel.sys", *RESERVE, *WORDS]
-        assert set(found[5:]) <= set(WORDS)
+        assert set(found[5:-1]) <= set(WORDS)
+        assert found[-1] == TOGETHER
 
     def test_of_a_relaxed_push_is_the_same_without_the_fence(self, accesses_of):
         found = accesses_of("gdr_inbox", "InboxWriter", "push_relaxed(value)")
         assert found[: 2 + 2] == [*RESERVE, *WORDS]
-        assert set(found[4:]) <= set(WORDS)
+        assert set(found[4:-1]) <= set(WORDS)
+        assert found[-1] == TOGETHER
 
     def test_of_a_push_without_waiting_has_a_barrier_between_room_and_the_others_words(
         self, accesses_of

@@ -34,6 +34,12 @@ class TestKernel:
         found = run(compiler, "inbox", capacity)
         assert found == {"records": 512_000, "wrong": 0, "out of order": 0}
 
+    @pytest.mark.parametrize("compiler", ["nvrtc"], indirect=True)
+    @pytest.mark.parametrize("capacity", [1, 16])
+    def test_pushes_into_less_room_than_a_warp_takes(self, backend, compiler, capacity):
+        found = run(compiler, "inbox", capacity)
+        assert found == {"records": 512_000, "wrong": 0, "out of order": 0}
+
     @pytest.mark.parametrize("capacity", [1, 1024])
     def test_answers_each_call_by_its_own_answer(self, backend, compiler, capacity):
         found = run(compiler, "link", capacity)

@@ -61,8 +61,7 @@ class SlotWriter
 
 /*
  * A producer of an inbox: one for each thread. Threads of a warp that push at the same time take
- * their numbers by one atomic; then the inbox must have a capacity of 64 or more, so that none of
- * them waits for the record of another.
+ * their numbers by one atomic.
  *
  *	extern "C" __global__ void report(const gdr_inbox *inbox)
  *	{
@@ -108,12 +107,19 @@ class InboxWriter
 	/* The same in less time, for a record that tells of nothing else that was stored. */
 	template <class T> __device__ bool push_relaxed(const T &record)
 	{
-		unsigned long long number = reserve();
+		Together together(inbox_.reserved);
+		unsigned long long number = reserve(together);
+		int free = 0;
 
-		if (!wait(number))
-			return false;
-		slots_.put(number, record);
-		return true;
+		/* No thread waits for the others before it has stored: they may need its slot. */
+		do {
+			if (!free) {
+				free = gdr_inbox_free(&inbox_, number, &taken_);
+				if (free > 0)
+					slots_.put(number, record);
+			}
+		} while (__any_sync(together.mask, !free));
+		return free > 0;
 	}
 
 	/* The same as push(), but false also if there is no room now. */
@@ -137,16 +143,13 @@ class InboxWriter
 
 	/*
 	 * The steps of a push, for records that several threads store: the number of the next
-	 * record; waiting for its slot, false if the reader is closed; and its pieces.
+	 * record; waiting for its slot, false if the reader is closed; and its pieces. If threads of
+	 * a warp reserve at the same time, the inbox must have a capacity of 64 or more, so that
+	 * none of them waits for the record of another.
 	 */
 	__device__ unsigned long long reserve()
 	{
-		Together together(inbox_.reserved);
-		unsigned long long first = 0;
-
-		if (together.leads())
-			first = gdr_inbox_reserve(&inbox_, together.count);
-		return together.from_leader(first) + together.rank;
+		return reserve(Together(inbox_.reserved));
 	}
 
 	__device__ bool wait(unsigned long long number)
@@ -200,6 +203,15 @@ class InboxWriter
 			return __shfl_sync(mask, value, leader);
 		}
 	};
+
+	__device__ unsigned long long reserve(const Together &together) const
+	{
+		unsigned long long first = 0;
+
+		if (together.leads())
+			first = gdr_inbox_reserve(&inbox_, together.count);
+		return together.from_leader(first) + together.rank;
+	}
 
 	const gdr_inbox inbox_;
 	const SlotWriter slots_;

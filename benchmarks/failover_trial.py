@@ -101,6 +101,7 @@ class Trial:
         self._until(lambda: self._used() <= most)
         found = f"{(self._used() - before) / _MIB:+.1f} MiB in use since before"
         self._check("GPU memory is back", self._used() <= most, found)
+        self._until(lambda: self._descriptors() == descriptors)  # the keeper closes its own later
         now = self._descriptors()
         found = f"{now} of this process, the broker and its keeper; before {descriptors}"
         self._check("no descriptor is left", now == descriptors, found)

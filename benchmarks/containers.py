@@ -167,7 +167,7 @@ def _killed(
     words = "with CUDA" if gpu else "without CUDA"
     return {
         "clients": f"exporters of bound regions, {words}" if bound else words,
-        "kills": count,
+        "kills": len(seconds) if bound else count,
         "median_ms": round(1e3 * median(seconds), 2),
         "worst_ms": round(1e3 * max(seconds), 2),
         "leases_left": broker.status()["leases"],

@@ -25,7 +25,7 @@ def test_clients_of_containers_leave_nothing_when_they_are_killed(tmp_path: Path
     assert [
         (one["kills"], len(one["seconds"]), one["leases_left"], one["descriptors_left"])
         for one in found["kills"]
-    ] == 2 * [(10, 5, 0, 0), (2, 1, 0, 0)]
+    ] == [(10, 5, 0, 0), (2, 1, 0, 0), (5, 5, 0, 0), (1, 1, 0, 0)]
 
 
 def test_a_lease_that_stays_ends_the_program(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,10 @@
-"""What containers cost: a broker and clients in separate namespaces, beside the same in one.
+"""Measure a broker and clients in separate namespaces, beside the same in one.
 
 Each container has user, mount, PID, IPC, network, UTS and cgroup namespaces of its own, and shares
 only the socket's folder. Two clients share a region, with CUDA and without. Then clients are killed
 at random moments, and the time is taken until the broker has ended their leases and freed the
-memory; at last only exporters, whose regions are bound to them, while importers hold these. It
-needs root, to make namespaces.
+memory. Finally only exporters of bound regions are killed, while importers hold the regions.
+Making the namespaces needs root.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def way(batch: int) -> str:
 
 
 class _Producers:
-    """What pushes: ``start(first, each, relaxed)`` has each thread push its next records."""
+    """The producers: ``start(first, each, relaxed)`` has each thread push its next records."""
 
     words = ""
     messages: int | None = None

@@ -62,7 +62,7 @@ uint64_t bench_inbox(struct gdr_inbox_reader *reader, uint64_t count, uint64_t l
 	return done;
 }
 
-/* What link_kernel.cu does, by a thread of the CPU in place of a kernel. */
+/* A CPU thread that answers requests as the kernel in link_kernel.cu does. */
 void bench_serve(int type, char *memory, const struct gdr_link *link)
 {
 	struct core_ring_consumer consumer = {0};

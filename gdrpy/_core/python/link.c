@@ -305,6 +305,7 @@ static int link_init(struct link *self, PyObject *args, PyObject *kwargs)
 	host_ptr = PyLong_AsUnsignedLongLong(host->ptr);
 	if (PyErr_Occurred())
 		return -1;
+	PyMem_Free(self->claims); /* of an attempt that failed */
 	self->claims = PyMem_Calloc(answers->capacity, sizeof(*self->claims));
 	if (!self->claims) {
 		PyErr_NoMemory();

@@ -62,7 +62,7 @@ def origin(result: dict[str, Any]) -> str:
     commit = header["commit"][:12] if header["commit"] else "unknown"
     if header["dirty"]:
         commit += ", with local changes"
-    counts = [one["count"] for one in result["measurements"]]
+    counts = [one["count"] for one in _single(result)]
     counts += [rounds for one in result.get("sweeps", ()) for rounds in one["rounds"]]
     link = f", PCIe {header['pcie_link']}" if header["pcie_link"] else ""
     return (
@@ -75,9 +75,14 @@ def origin(result: dict[str, Any]) -> str:
     )
 
 
+def _single(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """The figures that are not of sweeps."""
+    return [*result["measurements"], *result.get("distributions", ())]
+
+
 def _verified(result: dict[str, Any]) -> str:
     """The number of figures with verified data, of all."""
-    verified = [one["verified"] is True for one in result["measurements"]]
+    verified = [one["verified"] is True for one in _single(result)]
     for sweep in result.get("sweeps", ()):
         for way, medians in sweep["median"].items():
             figures = len(medians) - medians.count(None)

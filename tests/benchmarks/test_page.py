@@ -63,6 +63,13 @@ class TestPage:
         assert "## Signals to the GPU and back" not in text
         assert "pingpong.svg" not in text
 
+    def test_is_written_of_single_times_alone(self, publishable, saved, tmp_path):
+        publishable["sweeps"] = publishable["measurements"] = []
+        text = page.page(publishable, saved, tmp_path / "performance.md")
+        counts = [one["count"] for one in publishable["distributions"]]
+        verified = f"{len(counts)} of {len(counts)} figures with verified data"
+        assert f"{min(counts)} to {max(counts)} samples a figure; {verified}" in text
+
     def test_is_refused_for_a_simulated_gpu(self, publishable, saved, tmp_path):
         publishable["header"]["simulated"] = True
         with pytest.raises(NotPublishable, match="simulated"):

@@ -230,6 +230,15 @@ class TestUserInManyGroups:
         assert rights.privileged_users() == {0}
         assert not Identity(1, 2, 65534, 65534, frozenset()).privileged
 
+    def test_tells_the_number_of_unknown_users_from_that_of_unknown_groups(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        unknown = {"uid": 65534, "gid": 65533}
+        monkeypatch.setattr(rights, "nobody", lambda kind="uid": unknown[kind])
+        users = UserMap(((60000, 1000, 5535),))
+        assert [users(one) for one in (65533, 65534)] == [6533, 65534]
+        assert [users(one, "gid") for one in (65533, 65534)] == [65533, 6534]
+
     def test_is_the_same_process_only_if_it_can_be_told(self) -> None:
         one = Identity(5, 7, 1, 1, frozenset([2]))
         assert one.is_same(Identity(0, 7, 1, 1, frozenset([2])))  # in another namespace

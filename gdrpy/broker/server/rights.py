@@ -35,9 +35,9 @@ class UserMap:
 
     ranges: tuple[tuple[int, int, int], ...] = ()
 
-    def __call__(self, number: int) -> int:
-        """The number that counts. That of all users who have none here stays."""
-        if number == nobody():
+    def __call__(self, number: int, kind: str = "uid") -> int:
+        """The number that counts. That of all users, or groups ("gid"), without one here stays."""
+        if number == nobody(kind):
             return number
         for first, counted, many in self.ranges:
             if first <= number < first + many:
@@ -70,9 +70,9 @@ class Identity(msgspec.Struct):
 
 def identity_of(sock: socket.socket, users: UserMap) -> Identity:
     """The process at the other end of a connection. Raises OSError if descriptors are used up."""
-    pid, *numbers = _unix.peer_credentials(sock)
-    uid, gid = map(users, numbers)
-    groups = shared_groups(map(users, _unix.peer_groups(sock)))
+    pid, uid, gid = _unix.peer_credentials(sock)
+    uid, gid = users(uid), users(gid, "gid")
+    groups = shared_groups(users(group, "gid") for group in _unix.peer_groups(sock))
     try:
         process = peer_process(sock)
     except OSError as error:

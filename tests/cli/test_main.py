@@ -187,6 +187,8 @@ class TestWrongUsage:
             (["apiperf", "--size", "0"], "'0' is not a size from 1 byte"),
             (["apiperf", "--count", "0"], "'0' is not a whole number from 1 up"),
             (["pplat", "--count", "many"], "'many' is not a whole number"),
+            (["pplat", "--cpu", "99999"], "no thread may run on CPU 99999: see lscpu -e"),
+            (["pplat", "--cpu", "9" * 30], f"no thread may run on CPU {'9' * 30}: see lscpu -e"),
             (["pplat", "--plot", "x.pdf"], "'x.pdf' must end in .png or .svg"),
             (["producer", "--count", "0"], "'0' is not a whole number from 1 up"),
             (["consumer", "--timeout", "soon"], "'soon' is not a number of seconds"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 
 from gdrpy.cli import main
 from gdrpy.cli.measure import pingpong, pplat
@@ -35,6 +36,19 @@ class TestPplat:
         for one in result["results"]:
             assert one["verified"] is True
             assert one["nanoseconds"]["count"] == sum(one["histogram"]["counts"]) == 30
+
+    def test_plays_on_the_cpu_that_is_named_and_leaves_it_afterwards(self, json_of, monkeypatch):
+        before = os.sched_getaffinity(0)
+        seen = []
+
+        def playing(*args):
+            seen.append(os.sched_getaffinity(0))
+            return pingpong.play(*args)
+
+        monkeypatch.setattr(pplat, "play", playing)
+        status, result = json_of("pplat", *QUICK, "--cpu", str(max(before)))
+        assert (status, result["cpu"], os.sched_getaffinity(0)) == (0, max(before), before)
+        assert seen == [{max(before)}] * len(pplat.WAYS)
 
     def test_plays_many_rounds_in_several_runs(self, json_of, monkeypatch):
         monkeypatch.setattr(pplat, "_ROUNDS_A_RUN", 8)

@@ -2,6 +2,7 @@
 for it stores the number into a reply, and the CPU waits for the reply. The CPU's part
 is Python: Flag.set, then Flag.wait, with a reading of the clock before and after; the
 cost of the clock is printed, and not subtracted. Every answer must be its round's.
+--cpu keeps the thread that plays on one CPU, such as one that was isolated for it.
 
 The flag lies in GPU memory, and the CPU stores through the mapping; or it lies in
 pinned (page-locked host) memory, and the GPU polls it over the bus. So does the reply:
@@ -13,7 +14,7 @@ that pass flags to each other.
 
 examples:
   gdrpy pplat
-  gdrpy pplat --count 1000000 --plot pingpong.png
+  gdrpy pplat --cpu 3 --count 1000000 --plot pingpong.png
   gdrpy pplat --backend nvrm --json > pplat.json
 
 exit status:
@@ -33,10 +34,10 @@ from gdrpy.cli import options
 from gdrpy.cli.data import Mismatch
 from gdrpy.cli.exits import CommandError
 from gdrpy.cli.measure import plot
-from gdrpy.cli.measure.distribution import Scale, bars_table
+from gdrpy.cli.measure.distribution import Scale, bars_table, format_us
 from gdrpy.cli.measure.pingpong import FINISHED, Ending, play, responder
 from gdrpy.cli.measure.report import Report, measured_region
-from gdrpy.cli.measure.timing import Samples, clock_cost
+from gdrpy.cli.measure.timing import Samples, clock_cost, pinned_to
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
 
@@ -70,7 +71,17 @@ def add_arguments(parser: CommandParser) -> None:
     default = f"(default: {_ROUNDS}, and {_SIMULATED_ROUNDS} on the simulated GPU)"
     about = f"rounds of each of the four ways {default}"
     parser.option("--count", options.positive_number, "N", about)
+    parser.option("--cpu", _cpu, "N", "the CPU to play on (default: any)")
     plot.add_option(parser, "the distributions")
+
+
+def _cpu(text: str) -> int:
+    cpu = options.whole_number(text)
+    try:
+        with pinned_to(cpu):
+            return cpu
+    except (OSError, OverflowError):
+        raise argparse.ArgumentTypeError(f"no thread may run on CPU {cpu}: see lscpu -e") from None
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
@@ -82,7 +93,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         count = args.count or (_SIMULATED_ROUNDS if report.header.simulated else _ROUNDS)
         places = {GPU: region.cpu, PINNED: host}
         try:
-            results, kind = _measure(places, args.device, count, output, report)
+            results, kind = _measure(places, args, count, output, report)
         except Mismatch as wrong:
             raise CommandError(str(wrong)) from wrong
 
@@ -91,11 +102,13 @@ def run(args: argparse.Namespace, output: Output) -> int:
     output.prose(f"answered by {kind}; reading the clock costs {clock_ns:.0f} ns")
     scale = Scale(results.values())
     title = f"us a round trip, {'up to ' * report.interrupted}{count} rounds"
-    output.show(bars_table(title, "flag -> reply", results, scale, output.width()))
+    more = {"p99.99": [format_us(one.percentile(99.99)) for one in results.values()]}
+    output.show(bars_table(title, "flag -> reply", results, scale, output.width(), more))
     return report.finish(
         METHOD,
         plot.of_distributions(TITLE, f"round trip, answered by {kind}", results, scale),
         answered_by=kind,
+        cpu=args.cpu,
         clock_nanoseconds=clock_ns,
         results=[
             {
@@ -111,7 +124,11 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 
 def _measure(
-    places: dict[str, Mapping], device: int, count: int, output: Output, report: Report
+    places: dict[str, Mapping],
+    args: argparse.Namespace,
+    count: int,
+    output: Output,
+    report: Report,
 ) -> tuple[dict[str, Samples], str]:
     """The samples of every way, and who answered."""
     results, kind = {}, ""
@@ -124,7 +141,7 @@ def _measure(
                 while len(samples) < count:
                     begin(label)
                     rounds = _FIRST_ROUNDS + min(count - len(samples), _ROUNDS_A_RUN)
-                    taken, kind = _play(places[flag], places[reply], rounds, device)
+                    taken, kind = _play(places[flag], places[reply], rounds, args)
                     samples += taken[_FIRST_ROUNDS:]
             finally:
                 if samples:
@@ -132,12 +149,15 @@ def _measure(
     return results, kind
 
 
-def _play(flag: Mapping, reply: Mapping, rounds: int, device: int) -> tuple[list[int], str]:
+def _play(
+    flag: Mapping, reply: Mapping, rounds: int, args: argparse.Namespace
+) -> tuple[list[int], str]:
     ping, pong = flag.flag(0), reply.flag(_REPLY_OFFSET)
     late: Timeout | None = None
-    with responder(ping, pong, rounds, device=device) as answering:
+    with responder(ping, pong, rounds, device=args.device) as answering:
         try:
-            samples = play(ping, pong, rounds)
+            with pinned_to(args.cpu):
+                samples = play(ping, pong, rounds)
         except Timeout as error:
             late = error
     ending = answering.ending

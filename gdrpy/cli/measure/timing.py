@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import random
 import statistics
 import time
@@ -47,6 +48,23 @@ def undisturbed() -> Iterator[None]:
             gc.enable()
 
 
+@contextmanager
+def pinned_to(cpu: int | None) -> Iterator[None]:
+    """Keep this thread on one CPU; None leaves it alone.
+
+    Raises OSError or OverflowError for a CPU on which it may not run.
+    """
+    if cpu is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {cpu})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 @dataclass(frozen=True)
 class Samples:
     """Samples of one thing, at least one; each is the mean of ``calls`` calls."""
@@ -81,6 +99,7 @@ class Samples:
             "p90": self.percentile(90),
             "p99": self.percentile(99),
             "p99.9": self.percentile(99.9),
+            "p99.99": self.percentile(99.99),
             "maximum": self.maximum,
         }
 

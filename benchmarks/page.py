@@ -20,6 +20,7 @@ import link
 import pingpong
 import queued
 import scatter
+import stepinputs
 import threads
 import transfers
 from gdrpy.cli.sizes import approximate_size
@@ -129,6 +130,12 @@ SECTIONS = (
         "A link",
         link.MODULE,
         "Time of `Link.call`, from the request until the answer of a resident kernel is there.",
+    ),
+    Section(
+        "The inputs of a step",
+        stepinputs.MODULE,
+        "Time from three inputs of a captured graph, in host memory, until its first kernel has "
+        "read them and the CPU has its answer.",
     ),
     Section(
         "Getting at memory",

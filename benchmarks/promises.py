@@ -18,6 +18,7 @@ import libgdrapi
 import link
 import pingpong
 import scatter
+import stepinputs
 import threads
 import transfers
 from harness import identifier
@@ -351,6 +352,7 @@ GOALS = (
             ),
         )
     ),
+    Goal(stepinputs.RATIO, stepinputs.RATIO, 0.5, "x"),
     Goal(attach.FRESH, identifier(attach.MODULE, attach.FRESH, None, "gdrpy"), 1, "ms"),
     Goal(attach.FURTHER, identifier(attach.MODULE, attach.FURTHER, None, "gdrpy"), 0.1, "ms"),
     *(

@@ -30,6 +30,7 @@ import pingpong
 import plots
 import queued
 import scatter
+import stepinputs
 import threads
 import transfers
 from gdrpy import cuda
@@ -56,6 +57,7 @@ _ALL = (
     channel,
     inbox,
     link,
+    stepinputs,
 )
 MODULES: dict[str, Callable[[Session], None]] = {one.MODULE: one.run for one in _ALL}
 SECONDS = 1.25

@@ -63,6 +63,7 @@ _HOMES = {
     "Mapping": "gdrpy.memory.view",
     "Pin": "gdrpy.pins",
     "Region": "gdrpy.region",
+    "StepInputs": "gdrpy.channel",
     "alloc": "gdrpy.region",
     "detach_many": "gdrpy.region",
     "connect": "gdrpy.broker.client.broker",
@@ -90,7 +91,7 @@ if TYPE_CHECKING:
     from gdrpy.arena.heap import Heap
     from gdrpy.arrays.array import Array
     from gdrpy.broker.client.broker import Broker, BrokerRegion, connect
-    from gdrpy.channel import Channel, Inbox, Link
+    from gdrpy.channel import Channel, Inbox, Link, StepInputs
     from gdrpy.memory.engine import register
     from gdrpy.memory.page_locked import page_locked
     from gdrpy.memory.view import Flag, Mapping
@@ -155,6 +156,7 @@ __all__ = [
     "Revoked",
     "Sealed",
     "SizeMismatch",
+    "StepInputs",
     "StillInUse",
     "Timeout",
     "TooLarge",

@@ -10,6 +10,7 @@ from gdrpy.channel.channel import Channel as Channel
 from gdrpy.channel.channel import ChannelReader
 from gdrpy.channel.inbox import Inbox as Inbox
 from gdrpy.channel.inbox import InboxWriter
+from gdrpy.channel.inputs import StepInputs as StepInputs
 from gdrpy.channel.link import Answer, LinkServer
 from gdrpy.channel.link import Link as Link
 

@@ -19,6 +19,7 @@ LAST_LINES = {
     "channel_to_kernel.py": "20000 trades in order, together worth 10000.00",
     "control_loop.py": "the GPU has the last of 2000 words",
     "cpu_only_process.py": "GPU and CPU view, {backend}> - b'written without CUDA'",
+    "decode_step.py": "the same tokens as without a cache: True",
     "one_region_two_views.py": "GPU and CPU view, {backend}> -> [1. 2. 3. 4.]",
     "paged_kv_cache.py": "1 requests had to begin again\n"
     "every key found by the tables; 18 of 18 blocks free at the end",

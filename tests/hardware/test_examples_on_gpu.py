@@ -17,7 +17,9 @@ pytestmark = pytest.mark.gpu
 
 #: What they need beside gdrpy.
 NEEDS = {
+    "call_a_kernel.py": "cuda.bindings.nvrtc",
     "channel_to_kernel.py": "cuda.bindings.nvrtc",
+    "decode_step.py": "torch",
     "paged_kv_cache.py": "torch",
     "parameter_server.py": "torch",
     "resident_kernel.py": "numba_cuda",

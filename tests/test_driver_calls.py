@@ -38,6 +38,7 @@ class TestDriverCalls:
             "cuPointerGetAttribute": 6,
             "cuMemRetainAllocationHandle": 1,
             "cuCtxPushCurrent": 1,
+            "cuThreadExchangeStreamCaptureMode": 2,
             "cuIpcGetMemHandle": 1,
             "cuCtxPopCurrent": 1,
         }

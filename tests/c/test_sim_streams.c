@@ -121,6 +121,38 @@ static void events_carry_order_from_one_stream_to_another(void)
 	end();
 }
 
+static void a_captured_stream_takes_no_work(void)
+{
+	CUstream stream, blocking;
+	CUgraph graph;
+
+	begin();
+	stream = new_stream(CU_STREAM_NON_BLOCKING);
+	blocking = new_stream(0);
+	OK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+	CHECK_EQ(cuStreamWriteValue32_v2(stream, at(0), 1, 0), CUDA_ERROR_NOT_SUPPORTED);
+	CHECK_EQ(cuStreamWaitValue32_v2(stream, at(0), 1, 0), CUDA_ERROR_NOT_SUPPORTED);
+	OK(cuStreamEndCapture(stream, &graph));
+	OK(cuGraphDestroy(graph));
+	CHECK_EQ(cuGraphDestroy(graph), CUDA_ERROR_INVALID_VALUE);
+
+	OK(cuStreamBeginCapture_v2(blocking, CU_STREAM_CAPTURE_MODE_GLOBAL));
+	CHECK_EQ(cuStreamWriteValue32_v2(NULL, at(0), 1, 0), CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+	CHECK_EQ(cuStreamWriteValue32_v2(blocking, at(0), 1, 0),
+		 CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+	CHECK_EQ(cuStreamEndCapture(blocking, &graph), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+	CHECK_EQ(graph == NULL, 1);
+	OK(cuStreamWriteValue32_v2(blocking, at(0), 1, 0));
+	OK(cuStreamSynchronize(blocking));
+	CHECK_EQ(get(0), 1);
+
+	OK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+	OK(cuStreamDestroy_v2(stream));
+	OK(cuStreamDestroy_v2(blocking));
+	OK(cuCtxSynchronize());
+	end();
+}
+
 static void an_event_of_a_context_waits_for_all_its_streams(void)
 {
 	CUstream first, second, third;
@@ -366,6 +398,7 @@ static void a_batch_with_one_bad_operation_does_nothing(void)
 CHECK_MAIN(TEST(work_behind_a_wait_starts_when_the_cpu_writes_the_word),
 	   TEST(waits_compare_as_their_flags_say),
 	   TEST(events_carry_order_from_one_stream_to_another),
+	   TEST(a_captured_stream_takes_no_work),
 	   TEST(an_event_of_a_context_waits_for_all_its_streams),
 	   TEST(the_null_stream_waits_for_blocking_streams_only),
 	   TEST(blocking_streams_wait_for_the_null_stream),

@@ -3,7 +3,7 @@
  * cuMemAlloc. As on a real driver, allocations of up to 1 MiB share blocks of 2 MiB, at multiples
  * of 512 bytes; each larger one has a separate block.
  */
-#include "context.h"
+#include "capture.h"
 #include "range.h"
 
 #define SMALL ((uint64_t)1 << 20)
@@ -121,6 +121,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t size)
 {
 	API(cuMemAlloc_v2, NEEDS_CONTEXT);
 
+	TRY(capture_allows_unsafe());
 	REQUIRE(pointer && size);
 	return allocate(api_context, size, pointer);
 }
@@ -131,6 +132,7 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, s
 	API(cuMemAllocPitch_v2, NEEDS_CONTEXT);
 	uint64_t row, size;
 
+	TRY(capture_allows_unsafe());
 	REQUIRE(pointer && pitch && width && height &&
 		(element == 4 || element == 8 || element == 16));
 	if (width > api_context->device->total)

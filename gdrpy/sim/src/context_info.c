@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Queries and settings of a context, and synchronization with it. */
-#include "context.h"
+#include "capture.h"
 #include "queue.h"
 
 /* The context of a handle, or the current one for NULL. */
@@ -83,6 +83,8 @@ CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
 CUresult cuCtxSynchronize(void)
 {
 	API(cuCtxSynchronize, NEEDS_CONTEXT);
+
+	TRY(capture_allows_context(api_context));
 	return queue_wait_context(api_context);
 }
 
@@ -92,6 +94,7 @@ CUresult cuCtxSynchronize_v2(CUcontext handle)
 	struct context *context;
 
 	TRY(context_of(handle, &context));
+	TRY(capture_allows_context(context));
 	return queue_wait_context(context);
 }
 

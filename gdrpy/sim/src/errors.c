@@ -31,6 +31,14 @@ static const struct error {
 	      "pointer does not correspond to a registered memory region"),
 	ERROR(CUDA_ERROR_NOT_PERMITTED, "operation not permitted"),
 	ERROR(CUDA_ERROR_NOT_SUPPORTED, "operation not supported"),
+	ERROR(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+	      "operation not permitted when stream is capturing"),
+	ERROR(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
+	      "operation failed due to a previous error during capture"),
+	ERROR(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,
+	      "operation would make the legacy stream depend on a capturing blocking stream"),
+	ERROR(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD,
+	      "attempt to terminate a thread-local capture sequence from another thread"),
 	ERROR(CUDA_ERROR_UNKNOWN, "unknown error"),
 #undef ERROR
 };

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "capture.h"
 #include "queue.h"
 
 #define CREATE_FLAGS (CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS)
@@ -161,6 +162,7 @@ CUresult cuCtxRecordEvent(CUcontext handle, CUevent event)
 
 	TRY(context_use(handle, &context));
 	TRY(event_use(event));
+	TRY(capture_allows_context(context));
 	stream = stream_new(context, CU_STREAM_NON_BLOCKING, STREAM_LEAST_PRIORITY);
 	if (!stream)
 		return CUDA_ERROR_OUT_OF_MEMORY;
@@ -195,6 +197,7 @@ CUresult cuEventQuery(CUevent event)
 	API(cuEventQuery, NEEDS_INIT);
 
 	TRY(event_use(event));
+	TRY(capture_allows_unsafe());
 	return event_done(event) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
@@ -205,6 +208,7 @@ CUresult cuEventSynchronize(CUevent event)
 	CUresult result;
 
 	TRY(event_use(event));
+	TRY(capture_allows_unsafe());
 	if (!event->record)
 		return CUDA_SUCCESS;
 	record = event->record;

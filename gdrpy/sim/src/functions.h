@@ -189,6 +189,12 @@ SIM_VERSION(cuStreamBatchMemOp, 2, 11070,
 	(CUstream stream, unsigned int count, CUstreamBatchMemOpParams *operations,
 	 unsigned int flags))
 
+SIM_VERSION(cuStreamBeginCapture, 2, 10010, (CUstream stream, unsigned int mode))
+SIM_PLAIN(cuStreamEndCapture, 10000, (CUstream stream, CUgraph *graph))
+SIM_PLAIN(cuStreamIsCapturing, 10000, (CUstream stream, unsigned int *status))
+SIM_PLAIN(cuThreadExchangeStreamCaptureMode, 10010, (unsigned int *mode))
+SIM_PLAIN(cuGraphDestroy, 10000, (CUgraph graph))
+
 SIM_PLAIN(cuEventCreate, 2000, (CUevent *event, unsigned int flags))
 SIM_VERSION(cuEventDestroy, 2, 4000, (CUevent event))
 SIM_PLAIN(cuEventRecord, 2000, (CUevent event, CUstream stream))

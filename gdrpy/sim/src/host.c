@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "address.h"
-#include "context.h"
+#include "capture.h"
 #include "range.h"
 
 #define ALLOC_FLAGS                                                                                \
@@ -52,18 +52,24 @@ static CUresult host_alloc(struct context *context, void **pointer, size_t size,
 CUresult cuMemAllocHost_v2(void **pointer, size_t size)
 {
 	API(cuMemAllocHost_v2, NEEDS_CONTEXT);
+
+	TRY(capture_allows_unsafe());
 	return host_alloc(api_context, pointer, size, 0);
 }
 
 CUresult cuMemHostAlloc(void **pointer, size_t size, unsigned int flags)
 {
 	API(cuMemHostAlloc, NEEDS_CONTEXT);
+
+	TRY(capture_allows_unsafe());
 	return host_alloc(api_context, pointer, size, flags);
 }
 
 CUresult cuMemFreeHost(void *pointer)
 {
 	API(cuMemFreeHost, NEEDS_INIT);
+
+	TRY(capture_allows_unsafe());
 	return pointer ? range_free((uintptr_t)pointer, RANGE_HOST) : CUDA_SUCCESS;
 }
 

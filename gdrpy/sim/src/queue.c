@@ -3,6 +3,8 @@
 
 #include <stdlib.h>
 
+#include "capture.h"
+
 static bool outstanding(const struct stream *stream)
 {
 	return stream->completed < stream->submitted;
@@ -171,17 +173,27 @@ static CUresult start_worker(struct stream *stream)
 
 CUresult queue_run(struct stream *stream, struct operation *operation)
 {
-	CUresult result = find_points(stream, operation, NULL);
-
 	operation->release = keep_operation;
-	return result == CUDA_SUCCESS ? execute_here(stream, operation) : result;
+	TRY(capture_allows_work(stream));
+	TRY(find_points(stream, operation, NULL));
+	return execute_here(stream, operation);
+}
+
+/* Refuses an operation of a captured stream, else lists the points that it comes after. */
+static CUresult submittable(struct stream *stream, struct operation *operation,
+			    const struct point *point)
+{
+	operation->after = NULL;
+	operation->after_count = 0;
+	TRY(capture_allows_work(stream));
+	return find_points(stream, operation, point);
 }
 
 static CUresult queue(struct stream *stream, struct operation *operation, const struct point *point,
 		      bool may_run_here)
 {
 	bool now = may_run_here && !outstanding(stream) && (!point || point_reached(*point));
-	CUresult result = find_points(stream, operation, point);
+	CUresult result = submittable(stream, operation, point);
 
 	if (result == CUDA_SUCCESS && now && operation->after_count == (point != NULL))
 		return execute_here(stream, operation);

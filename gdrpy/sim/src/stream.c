@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include <stdlib.h>
 
+#include "capture.h"
 #include "queue.h"
 
 /* The handles up to this one are special: the NULL stream, the legacy one, the per-thread one. */
@@ -184,6 +185,7 @@ CUresult cuStreamSynchronize(CUstream handle)
 	struct stream *stream;
 
 	TRY(stream_use(handle, &stream));
+	TRY(capture_allows_query(stream));
 	return queue_wait_stream(stream);
 }
 
@@ -193,6 +195,7 @@ CUresult cuStreamQuery(CUstream handle)
 	struct stream *stream;
 
 	TRY(stream_use(handle, &stream));
+	TRY(capture_allows_query(stream));
 	return queue_is_idle(stream) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 

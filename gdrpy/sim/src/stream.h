@@ -3,6 +3,8 @@
 #ifndef GDRPY_SIM_STREAM_H
 #define GDRPY_SIM_STREAM_H
 
+#include <pthread.h>
+
 #include "context.h"
 
 #define STREAM_LEAST_PRIORITY 0
@@ -20,6 +22,11 @@ struct stream {
 	bool cancelled;	  /* its context ended: operations end at once, without effect */
 	bool worker;	  /* a thread serves the queue */
 	bool last_of_all; /* operations come after all earlier work of the context */
+	struct {
+		unsigned int status;
+		unsigned int mode;
+		pthread_t thread; /* that began it */
+	} capture;
 	uint64_t submitted;
 	uint64_t completed;
 	struct operation *first;

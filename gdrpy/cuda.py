@@ -389,6 +389,20 @@ def context(device: Any) -> Iterator[None]:
         call("cuCtxPopCurrent")
 
 
+@contextmanager
+def relaxed() -> Iterator[None]:
+    """Let this thread ask about events and streams while another stream is captured.
+
+    Outside of the block CUDA refuses that during a capture in mode "global", and invalidates it.
+    """
+    wanted = driver().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    before = call("cuThreadExchangeStreamCaptureMode", wanted)
+    try:
+        yield
+    finally:
+        call("cuThreadExchangeStreamCaptureMode", before)
+
+
 def stream_handle(stream: Any) -> Any:
     """The CUstream behind an integer, a CUstream, or a stream of torch, cupy, numba, cuda.core.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 from gdrpy.arena.arena import Arena
 from gdrpy.arrays.shown import Shown
 from gdrpy.common.extras import brought_by
-from gdrpy.errors import Forked, OutOfMemory
+from gdrpy.errors import Closed, Forked, OutOfMemory
+from gdrpy.memory.memory import settle
 
 with brought_by("gdrpy[cupy]"):
     import cupy
@@ -23,7 +25,8 @@ def allocator(memory: Shown | Arena) -> Callable[[int], Any]:
 
     For ``cupy.cuda.using_allocator`` and ``cupy.cuda.set_allocator``, directly or behind a pool:
     ``cupy.cuda.MemoryPool(allocator(region)).malloc``. Without a pool, freeing an array waits for
-    the stream that was current when it was made; a cupy pool frees nothing until its
+    the stream that was current when it was made; if that is captured into a CUDA graph,
+    the block is freed when the next array is made. A cupy pool frees nothing until its
     ``free_all_blocks()``. Arrays keep the region open. If there is no room, cupy raises its own
     out-of-memory error.
 
@@ -34,6 +37,7 @@ def allocator(memory: Shown | Arena) -> Callable[[int], Any]:
 
     def allocate(nbytes: int) -> Any:
         arena.require_current("allocator")
+        _free_later()
         block = _Block(arena, nbytes)
         return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(block.ptr, nbytes, block, device), 0)
 
@@ -59,5 +63,25 @@ class _Block:
 
     def __del__(self) -> None:
         if hasattr(self, "_stream") and not sys.is_finalizing():
-            with suppress(Forked):  # the memory is the parent's
-                self._arena.free(self.ptr, self._stream)
+            _free(self._arena, self.ptr, self._stream)
+
+
+#: Blocks whose last array was dropped while their stream was captured into a CUDA graph.
+_later: deque[tuple[Arena, int, Any]] = deque()
+
+
+def _free(arena: Arena, ptr: int, stream: Any) -> None:
+    try:
+        with suppress(Forked):  # the memory is the parent's
+            arena.free(ptr, stream)
+    except BufferError:
+        _later.append((arena, ptr, stream))
+
+
+def _free_later() -> None:
+    for _ in range(len(_later)):
+        with suppress(IndexError, Closed):  # another thread has it; its arena was retired
+            _free(*_later.popleft())
+
+
+settle.append(_free_later)

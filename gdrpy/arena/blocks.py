@@ -18,6 +18,7 @@ from gdrpy.common.arguments import as_int, as_size
 from gdrpy.common.resource import Resource
 from gdrpy.common.sizes import counted
 from gdrpy.errors import CudaError, Detached, OutOfMemory
+from gdrpy.memory.captures import is_captured
 from gdrpy.memory.memory import settle
 from gdrpy.memory.page_locked import page_locked
 from gdrpy.memory.view import Mapping
@@ -101,14 +102,21 @@ class Blocks(Resource, ABC):
         """Free the block at a GPU address, which may be reused at once.
 
         With a ``stream``, as in :meth:`Flag.stream_wait`, the call waits first for the work queued
-        on it. Raises ValueError if no block begins at ``ptr``, Closed.
+        on it. Raises ValueError if no block begins at ``ptr``, BufferError while the stream is
+        captured into a CUDA graph, Closed.
         """
         call = f"{type(self).__name__}.free"
         address = as_int(call, "ptr", ptr)
         self._check(call)
         if stream is not None:
-            with cuda.context(self.device):
-                cuda.call("cuStreamSynchronize", cuda.stream_handle(stream))
+            handle = cuda.stream_handle(stream)
+            with cuda.context(self.device), cuda.relaxed():
+                if is_captured(handle):
+                    raise BufferError(
+                        f"{call}: the stream is captured into a CUDA graph, and cannot be waited "
+                        f"for: free the block at {address:#x} after that"
+                    )
+                cuda.call("cuStreamSynchronize", handle)
         with self._lock:
             self._check(call)
             freed = 0 <= address < 1 << 64 and not library().gdrpy_arena_free(self._slot, address)

@@ -15,11 +15,13 @@ from typing import Any
 from gdrpy import cuda
 from gdrpy._core._mapping import Undo
 from gdrpy.errors import CudaError, OutOfMemory
+from gdrpy.memory import captures
 
 #: Since this version of CUDA an event can be recorded after the work of all streams of a context.
 _HAS_CONTEXT_EVENTS = 12050
 #: Results that do not say that the work is over. The latter two say that CUDA cannot be asked now,
-#: during a graph capture or in a host function of a stream. Any other error ends the context.
+#: during a graph capture that was not seen before, and which this has invalidated, or in a host
+#: function of a stream. Any other error ends the context.
 _NOT_OVER = (
     "CUDA_ERROR_NOT_READY",
     "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
@@ -34,7 +36,8 @@ class _Kept:
         self._devices = devices
         self._undo = undo
         self._source = source
-        self._events: list[Any] | None = None
+        self._unasked = list(devices)
+        self._events: list[Any] = []
 
     def is_over(self, function: str) -> bool:
         """Whether the work that was queued at the first call is done.
@@ -42,30 +45,38 @@ class _Kept:
         ``function`` checks an event: cuEventQuery, or cuEventSynchronize, which waits.
         """
         try:
-            if self._events is None:
-                self._events = [
-                    self._record(device)
-                    for device in self._devices
-                    # The last one's context is ours; another device without one has no work.
-                    if device == self._devices[-1] or cuda.has_context(device)
-                ]
-            for event in self._events:
-                cuda.call(function, event)
+            if self._unasked and not self._record_events():
+                return False
+            with cuda.relaxed():
+                for event in self._events:
+                    cuda.call(function, event)
         except OutOfMemory:
             return False
         except CudaError as error:
             return error.name not in _NOT_OVER
         return True
 
+    def _record_events(self) -> bool:
+        """Record events after all work queued on the devices so far; False during a capture."""
+        while self._unasked:
+            device = self._unasked[0]
+            # The last one's context is ours; another device without one has no work.
+            if device == self._devices[-1] or cuda.has_context(device):
+                with cuda.context(device):
+                    if captures.under_way(device):
+                        return False
+                    self._events.append(self._record(device))
+            del self._unasked[0]
+        return True
+
     def _record(self, device: int) -> Any:
-        """An event after all work queued in a device's primary context so far."""
+        """An event after all work queued in a device's primary context, which is current."""
         flags = cuda.driver().CUevent_flags.CU_EVENT_DISABLE_TIMING
-        with cuda.context(device):
-            event = cuda.made(self._undo, "cuEventCreate", flags, by="cuEventDestroy")
-            if cuda.call("cuDriverGetVersion") >= _HAS_CONTEXT_EVENTS:
-                cuda.call("cuCtxRecordEvent", cuda.primary_context(device), event)
-            else:
-                cuda.call("cuCtxSynchronize")
+        event = cuda.made(self._undo, "cuEventCreate", flags, by="cuEventDestroy")
+        if cuda.call("cuDriverGetVersion") >= _HAS_CONTEXT_EVENTS:
+            cuda.call("cuCtxRecordEvent", cuda.primary_context(device), event)
+        else:
+            cuda.call("cuCtxSynchronize")
         return event
 
     def give_back(self) -> None:

@@ -107,6 +107,21 @@ class TestBlocks:
             assert region.read(1, 2 * MIB - 1) == b"\x07"
             cuda.call("cuStreamDestroy", stream)
 
+    def test_of_a_captured_stream_are_refused_and_the_capture_stays_valid(self, arena, driver):
+        with cuda.context(0):
+            stream, other = (cuda.call("cuStreamCreate", 1) for _ in range(2))
+            first, second = arena.allocate(512), arena.allocate(512)
+            mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
+            cuda.call("cuStreamBeginCapture", stream, mode)
+            with pytest.raises(BufferError, match=r"Arena\.free: the stream is captured"):
+                arena.free(first, stream)
+            arena.free(second, other)
+            cuda.call("cuGraphDestroy", cuda.call("cuStreamEndCapture", stream))
+            arena.free(first, stream)
+            assert arena.blocks == 0
+            cuda.call("cuStreamDestroy", stream)
+            cuda.call("cuStreamDestroy", other)
+
 
 class TestLibrary:
     def test_shares_the_arena_with_python(self, arena, region):

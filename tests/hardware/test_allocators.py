@@ -272,6 +272,25 @@ class TestCupyAllocator:
             pool.free_all_blocks()
             assert arena.blocks == 0
 
+    def test_frees_an_array_of_a_captured_stream_later(self, cupy, region):
+        stream = cupy.cuda.Stream(non_blocking=True)
+        mode = cupy.cuda.runtime.streamCaptureModeGlobal
+        with gdrpy.Arena(region) as arena:
+            with stream, cupy.cuda.using_allocator(gdrpy.cupy.allocator(arena)):
+                array = cupy.ones(1000)
+                array += 1  # which loads the kernel
+                stream.synchronize()
+                stream.begin_capture(mode)
+                array += 1
+                del array
+                graph = stream.end_capture()
+                assert arena.blocks == 1
+                other = cupy.ones(1000)
+                assert arena.blocks == 1
+                stream.synchronize()
+            del other, graph
+            assert arena.blocks == 0
+
     def test_without_room_raises_cupys_own_error(self, cupy, region):
         allocate = gdrpy.cupy.allocator(region)
         with (

@@ -1,0 +1,242 @@
+"""GPU memory that is dropped while a stream is captured into a CUDA graph."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import gdrpy
+from gdrpy import cuda
+from support import free_nbytes
+
+SIZE = 32 << 20
+
+#: Begins a capture of a new current stream, by its flags and mode; its end must succeed.
+Capture = Callable[..., AbstractContextManager[Any]]
+
+
+class TorchStream:
+    """As torch.cuda.Stream: its own number, and the handle."""
+
+    def __init__(self, handle: int, number: int | None = None) -> None:
+        self.stream_id = (handle << 1 | 1) if number is None else number
+        self.cuda_stream = handle
+
+
+class TorchCuda(SimpleNamespace):
+    """As far as it goes, the module torch.cuda with a current stream for each thread."""
+
+    def __init__(self) -> None:
+        self._current = threading.local()
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def current_stream(self, device: int | None = None) -> TorchStream:
+        assert device == 0
+        return TorchStream(getattr(self._current, "handle", 0))
+
+    def set_stream(self, handle: int) -> None:
+        self._current.handle = handle
+
+
+class CupyStream:
+    """As cupy.cuda.Stream: its handle."""
+
+    def __init__(self, handle: int) -> None:
+        self.ptr = handle
+
+
+class CupyCuda(SimpleNamespace):
+    """As far as it goes, the module cupy.cuda with a current stream for each thread."""
+
+    Stream = CupyStream
+
+    def __init__(self) -> None:
+        self._current = threading.local()
+
+    def get_current_stream(self, device_id: int = -1) -> CupyStream:
+        assert device_id == -1
+        return CupyStream(getattr(self._current, "handle", 0))
+
+    def set_stream(self, handle: int) -> None:
+        self._current.handle = handle
+
+
+@pytest.fixture(params=["torch", "cupy"])
+def library(request, monkeypatch: pytest.MonkeyPatch) -> TorchCuda | CupyCuda:
+    library = TorchCuda() if request.param == "torch" else CupyCuda()
+    monkeypatch.setitem(sys.modules, f"{request.param}.cuda", library)
+    return library
+
+
+@pytest.fixture
+def capture(contract: None, driver, library) -> Capture:
+    flags, modes = driver.CUstream_flags, driver.CUstreamCaptureMode
+
+    @contextmanager
+    def capture(
+        flag: Any = flags.CU_STREAM_NON_BLOCKING,
+        mode: Any = modes.CU_STREAM_CAPTURE_MODE_GLOBAL,
+        current: bool = True,
+    ) -> Iterator[None]:
+        with cuda.context(0):
+            stream = cuda.call("cuStreamCreate", flag)
+            cuda.call("cuStreamBeginCapture", stream, mode)
+            try:
+                if current:
+                    library.set_stream(int(stream))
+                yield
+            finally:
+                library.set_stream(0)
+                result, graph = driver.cuStreamEndCapture(stream)
+                gdrpy.alloc(4).close()  # asks for the last time about the stream
+                cuda.call("cuStreamDestroy", stream)
+            assert result.name == "CUDA_SUCCESS"
+            cuda.call("cuGraphDestroy", graph)
+
+    return capture
+
+
+def in_another_thread(work: Callable[[], object]) -> None:
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+class TestMemoryDroppedInACapture:
+    @pytest.mark.parametrize("mode", [0, 1, 2])
+    def test_leaves_it_valid_and_comes_back_later(self, capture, driver, mode):
+        region = gdrpy.alloc(SIZE)
+        before = free_nbytes()
+        with capture(mode=driver.CUstreamCaptureMode(mode)):
+            del region
+            gdrpy.alloc(4).close()
+            assert free_nbytes() == before
+        assert free_nbytes() == before + SIZE
+
+    def test_of_a_mapping_does_so(self, capture):
+        mapping = gdrpy.alloc(SIZE).map()
+        before = free_nbytes()
+        with capture():
+            del mapping
+            assert free_nbytes() == before
+        assert free_nbytes() == before + SIZE
+
+    def test_of_a_detached_region_does_so(self, capture):
+        region = gdrpy.alloc(SIZE, cpu=False)
+        fd, address = region.export(), region.ptr
+        region.detach()
+        with capture():
+            del region
+        with gdrpy.Region.from_fd(fd, address=address):
+            os.close(fd)
+
+    def test_of_an_array_does_so(self, capture):
+        array = gdrpy.alloc(SIZE).array((4, 4), "float32")
+        before = free_nbytes()
+        with capture():
+            del array
+            assert free_nbytes() == before
+        assert free_nbytes() == before + SIZE
+
+    def test_of_an_arena_does_so(self, capture):
+        arena = gdrpy.Arena(gdrpy.alloc(SIZE))
+        block = arena.allocate(4096)
+        before = free_nbytes()
+        with capture():
+            arena.free(block)
+            del arena
+            assert free_nbytes() == before
+        assert free_nbytes() == before + SIZE
+
+    def test_by_the_garbage_collector_does_so(self, capture):
+        garbage = [gdrpy.alloc(SIZE)]
+        garbage.append((garbage, garbage[0].__dlpack__()))
+        before = free_nbytes()
+        with capture():
+            del garbage
+            gc.collect()
+            assert free_nbytes() == before
+        assert free_nbytes() == before + SIZE
+
+    def test_stays_when_another_thread_allocates(self, capture):
+        region = gdrpy.alloc(SIZE)
+        before = free_nbytes()
+        with capture():
+            del region
+            in_another_thread(lambda: gdrpy.alloc(4).close())
+            assert free_nbytes() == before
+        assert free_nbytes() == before + SIZE
+
+    def test_of_another_thread_leaves_one_of_a_blocking_stream_valid(self, capture, driver):
+        region = [gdrpy.alloc(SIZE)]
+        before = free_nbytes()
+        with capture(driver.CUstream_flags.CU_STREAM_DEFAULT, current=False):
+            in_another_thread(region.clear)
+            assert free_nbytes() == before
+        assert free_nbytes() == before + SIZE
+
+
+class TestMemoryDroppedBeforeACapture:
+    @pytest.mark.parametrize("elsewhere", [False, True])
+    def test_comes_back_in_it_when_its_work_is_done(self, capture, driver, elsewhere):
+        stream = cuda.call("cuStreamCreate", driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        with gdrpy.page_locked(4096) as word, gdrpy.alloc(SIZE) as target:
+            go = word.flag()
+            go.set(0)
+            go.stream_wait(stream, 1)
+            region = gdrpy.alloc(SIZE)
+            cuda.call("cuMemcpyAsync", target.ptr, region.ptr, SIZE, stream)
+            before = free_nbytes()
+            del region
+            go.set(1)
+            cuda.call("cuCtxSynchronize")
+            with capture():
+                if elsewhere:
+                    in_another_thread(lambda: gdrpy.alloc(4).close())
+                else:
+                    gdrpy.alloc(4).close()
+                assert free_nbytes() == before + SIZE
+        cuda.call("cuStreamDestroy", stream)
+
+
+class TestWaitingInACapture:
+    def test_raises_and_leaves_it_valid(self, capture):
+        with gdrpy.alloc(SIZE, cpu=False) as region, gdrpy.Heap() as heap, capture():
+            with pytest.raises(BufferError, match="CUDA cannot tell now"):
+                region.detach()
+            with pytest.raises(BufferError, match="CUDA cannot tell now"):
+                heap.sleep()
+            assert not region.detached
+
+
+class TestModulesThatCannotBeAsked:
+    @pytest.mark.parametrize("name", ["torch.cuda", "cupy.cuda"])
+    def test_that_are_half_imported_do_not_matter(self, contract, monkeypatch, name):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace())
+        region = gdrpy.alloc(SIZE)
+        before = free_nbytes()
+        del region
+        assert free_nbytes() == before + SIZE
+
+    def test_that_have_no_driver_do_not_matter(self, contract, monkeypatch):
+        def fail() -> None:
+            raise RuntimeError("cudaErrorInsufficientDriver")
+
+        monkeypatch.setitem(sys.modules, "cupy.cuda", SimpleNamespace(get_current_stream=fail))
+        monkeypatch.setitem(
+            sys.modules, "torch.cuda", SimpleNamespace(is_initialized=lambda: False)
+        )
+        region = gdrpy.alloc(SIZE)
+        before = free_nbytes()
+        del region
+        assert free_nbytes() == before + SIZE

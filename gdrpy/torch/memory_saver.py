@@ -6,6 +6,7 @@ it.
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -37,8 +38,8 @@ class TorchMemorySaver:
         self._pools: dict[_Key, Pool] = {}
         #: The graphs of those that are for graphs.
         self._graphs: dict[_Key, WeakSet[torch.cuda.CUDAGraph]] = {}
-        #: Those in which a capture has failed, which stay.
-        self._broken: list[Pool] = []
+        #: Whether the end of a capture has failed: torch takes it for under way ever after.
+        self._stuck = False
         #: Blocks of region() and cuda_graph() that run.
         self._running = 0
         self._lock = threading.Lock()
@@ -131,6 +132,9 @@ class TorchMemorySaver:
             enable_cpu_backup: Whether its contents come back.
             cpu_backup_backend: "pinned" or None.
 
+        If the capture itself fails, torch cannot end memory pools any more: later graphs and tags
+        then keep their pools until the process ends. An exception of the block leaves nothing.
+
         Raises as :meth:`region`.
         """
         _check_backend("cuda_graph", enable_cpu_backup, cpu_backup_backend)
@@ -140,12 +144,20 @@ class TorchMemorySaver:
             graphs = self._pool(key)
             with self._lock:
                 self._graphs.setdefault(key, WeakSet()).add(cuda_graph)
+            raised: BaseException | None = None
             try:
                 with torch.cuda.graph(cuda_graph, graphs.mem_pool.id, stream, capture_error_mode):
-                    yield
-            except BaseException:
-                self._broken.append(graphs)  # torch does not let go of the pool
+                    try:
+                        yield
+                    except BaseException as error:
+                        raised = error
+                        raise
+            except BaseException as error:
+                if error is not raised:
+                    self._keep_pools()
                 raise
+            finally:
+                del raised  # its traceback has this frame
 
     def _key_of(self, tag: str, kept: bool, pool: Any) -> _Key:
         """The key of the pool for a graph: one of its own without ``pool``."""
@@ -227,10 +239,17 @@ class TorchMemorySaver:
         Not while anything is captured or made in a pool: torch aborts if a pool ends then.
         """
         with self._lock:
-            if self._running or torch.cuda.is_current_stream_capturing():
+            if self._running or self._stuck or torch.cuda.is_current_stream_capturing():
                 return
             for key in [key for key, graphs in self._graphs.items() if not graphs]:
                 del self._graphs[key], self._pools[key]
+
+    def _keep_pools(self) -> None:
+        """Keep all pools until the process ends; the interpreter's exit must not drop them."""
+        with self._lock:
+            if not self._stuck:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._pools))
+            self._stuck = True
 
     def _pool(self, key: _Key) -> Pool:
         with self._lock:

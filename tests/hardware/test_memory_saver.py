@@ -181,6 +181,86 @@ class TestGraph:
         assert (len(saver._pools), free(torch)) == (0, before)
 
 
+def run(program: str) -> tuple[int, str, str]:
+    """A program's status and output; torch does not recover from a capture that was ruined."""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+PREPARED = """
+from contextlib import suppress
+import torch
+from gdrpy.torch.memory_saver import torch_memory_saver as saver
+
+source, result = torch.ones(1 << 24, device="cuda"), torch.zeros(1 << 24, device="cuda")
+torch.cuda.synchronize()
+"""
+
+#: The first round loads the kernels, which takes memory.
+AN_EXCEPTION = (
+    PREPARED
+    + """
+for _ in range(2):
+    torch.cuda.empty_cache()
+    before = torch.cuda.mem_get_info()[0]
+    graph = torch.cuda.CUDAGraph()
+    with suppress(KeyError), saver.cuda_graph(graph, tag="graph"):
+        result.copy_(source * 2)
+        raise KeyError
+    graph.reset()
+    del graph
+    saver.pause()
+    saver.resume()
+torch.cuda.synchronize()
+torch.cuda.empty_cache()
+print(len(saver._pools), torch.cuda.mem_get_info()[0] == before)
+"""
+)
+
+A_RUINED_CAPTURE = (
+    PREPARED
+    + """
+graph = torch.cuda.CUDAGraph()
+try:
+    with saver.cuda_graph(graph, tag="graph"):
+        result.copy_(source * 2)
+        {ruin}
+except RuntimeError:
+    print("ruined")
+for _ in range(2):
+    with saver.region("weights", enable_cpu_backup=True):
+        weights = torch.full((1 << 24,), 5.0, device="cuda")
+    saver.pause()
+    saver.resume()
+    print(float(weights.mean()))
+    del weights
+del graph
+saver.pause()
+saver.resume()
+print(len(saver._pools))
+"""
+)
+
+
+class TestFailedCapture:
+    def test_by_an_exception_of_the_block_leaves_nothing(self, torch):
+        assert run(AN_EXCEPTION) == (0, "0 True\n", "")
+
+    @pytest.mark.parametrize(
+        "ruin",
+        [
+            "torch.cuda.synchronize()",
+            "with suppress(RuntimeError): torch.cuda.synchronize()",
+        ],
+        ids=["with an exception", "in silence"],
+    )
+    def test_that_is_ruined_raises_and_the_process_ends_well(self, torch, ruin):
+        status, output, errors = run(A_RUINED_CAPTURE.format(ruin=ruin))
+        assert (status, output) == (0, "ruined\n5.0\n5.0\n2\n"), errors
+
+
 class TestWhatIsNotThere:
     @pytest.mark.parametrize(
         "use",

@@ -77,7 +77,7 @@ def _call(link: gdrpy.Link, rounds: int) -> list[int]:
 
 
 def _call_in_c(link: gdrpy.Link, rounds: int) -> list[int]:
-    return rings.call(link._channel._region, rounds)
+    return rings.call(link._region, rounds)
 
 
 @contextmanager
@@ -100,7 +100,7 @@ def _kernel() -> Iterator[gdrpy.Link]:
 def _thread() -> Iterator[gdrpy.Link]:
     """A link whose requests a thread in C answers: the simulated GPU has no kernels."""
     with gdrpy.Link(_RECORD) as link:
-        thread = threading.Thread(target=rings.serve, args=(link._channel._region,))
+        thread = threading.Thread(target=rings.serve, args=(link._region,))
         thread.start()
         try:
             yield link

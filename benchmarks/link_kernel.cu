@@ -10,16 +10,13 @@ struct record {
 extern "C" __global__ void serve(const gdr_link *link)
 {
 	gdrpy::LinkServer server(link);
+	record one;
 
-	while (unsigned long long n = server.wait()) {
-		for (unsigned long long i = 0; i < n; i++) {
-			record one = server.load<record>(i);
-
-			for (int word = 0; word < 8; word++)
-				one.word[word] = ~one.word[word];
-			server.answer_relaxed(i, one);
-		}
-		server.release(n);
+	while (server.next(one)) {
+		for (int word = 0; word < 8; word++)
+			one.word[word] = ~one.word[word];
+		server.answer_relaxed(0, one);
+		server.release(1);
 	}
 	server.stop();
 }

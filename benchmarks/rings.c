@@ -3,8 +3,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "channel/ring.h"
-#include "gdrpy/inbox.h"
+#include "channel/requests.h"
 
 #define ODD 0x9E3779B97F4A7C15ull
 #define BATCH 256
@@ -62,58 +61,59 @@ uint64_t bench_inbox(struct gdr_inbox_reader *reader, uint64_t count, uint64_t l
 	return done;
 }
 
+/* A link's end on the CPU: `memory` is the mapping of its GPU memory, and the descriptor's
+ * addresses of host memory are the CPU's too. */
+static struct core_requests end_of(int type, char *memory, const struct gdr_link *link)
+{
+	struct core_requests end = {.link = *link};
+
+	core_requests_place(&end, type, memory, (char *)link->stopped - CORE_LINK_STOPPED);
+	end.pushed = gdr_load_acquire(end.link.taken);
+	return end;
+}
+
 /* A CPU thread that answers requests as the kernel in link_kernel.cu does. */
 void bench_serve(int type, char *memory, const struct gdr_link *link)
 {
-	struct core_ring_consumer consumer = {0};
-	const struct gdr_channel *requests = &link->requests;
-	struct record record;
+	struct core_requests end = end_of(type, memory, link);
 
-	core_ring_place(&consumer.ring, type, memory, (char *)requests->head,
-			requests->record_nbytes, requests->capacity);
-	core_ring_consumer_begin(&consumer);
-	while (!core_ring_ended(&consumer)) {
-		uint64_t number = consumer.head;
+	for (uint64_t number = end.pushed;; number++) {
+		unsigned long long words[16];
+		uint32_t answer[16];
+		int found;
 
-		if (!core_ring_ready(&consumer, 1))
-			continue;
-		core_ring_take(&consumer, (char *)&record, 1);
-		for (uint64_t i = 0; i < 8; i++)
-			record.word[i] = ~record.word[i];
-		gdr_slot_put(&link->answers, number, (const char *)&record);
+		while (!(found = gdr_link_look(&end.link, number, 4, words)))
+			;
+		if (found < 0)
+			break;
+		for (int i = 0; i < 16; i++)
+			answer[i] = ~(uint32_t)words[i];
+		gdr_slot_put(&end.link.answers, number, (const char *)answer);
 	}
-	core_ring_stop(&consumer.ring);
+	gdr_store(end.link.stopped, 1);
 }
 
 /*
- * Call a link `rounds` times as Link.call() does, for the nanoseconds of each. `memory` is the
- * mapping of the link's GPU memory; the descriptor's addresses of host memory are the CPU's too.
- * Returns how many calls were answered rightly, until one was not within `limit` ns.
+ * Call a link `rounds` times as Link.call() does, for the nanoseconds of each. Returns how many
+ * calls were answered rightly, until one was not within `limit` ns.
  */
 uint64_t bench_calls(int type, char *memory, const struct gdr_link *link, uint64_t rounds,
 		     uint64_t limit, uint64_t *samples)
 {
-	struct core_ring_producer producer = {0};
-	const struct gdr_channel *requests = &link->requests;
+	struct core_requests end = end_of(type, memory, link);
 
-	core_ring_place(&producer.ring, type, memory, (char *)requests->head,
-			requests->record_nbytes, requests->capacity);
-	producer.head = producer.tail = core_ring_popped(&producer.ring);
 	for (uint64_t round = 0; round < rounds; round++) {
 		struct record request, answer;
-		uint64_t number = producer.tail, begun;
+		uint64_t number = end.pushed, begun;
 		bool came;
 
 		for (uint64_t i = 0; i < 8; i++)
 			request.word[i] = (number * 8 + i) * ODD;
 		begun = now();
-		while (!core_ring_push(&producer, (const char *)&request, 1))
-			if (now() - begun > limit)
-				return round;
-		while (!(came = gdr_slot_get(&link->answers, number, NULL)))
+		core_requests_push(&end, (const char *)&request);
+		while (!(came = gdr_slot_get(&end.link.answers, number, (char *)&answer)))
 			if (now() - begun > limit)
 				break;
-		gdr_slot_get(&link->answers, number, (char *)&answer);
 		samples[round] = now() - begun;
 		for (uint64_t i = 0; i < 8; i++)
 			came = came && answer.word[i] == ~request.word[i];

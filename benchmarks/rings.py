@@ -31,7 +31,8 @@ class Lost(Exception):
 @functools.cache
 def _library() -> ctypes.CDLL:
     """Raises NotBuilt."""
-    sources = [_HERE / "rings.c", *sorted(_CORE.glob("copy/*.c")), _CORE / "channel" / "ring.c"]
+    channel = [_CORE / "channel" / name for name in ("inbox.c", "requests.c")]
+    sources = [_HERE / "rings.c", *sorted(_CORE.glob("copy/*.c")), *channel]
     if not sources[-1].exists():
         raise NotBuilt("the C sources of gdrpy are not beside the benchmarks")
     arguments = [f"-I{_CORE}", f"-I{_INCLUDE}", *map(str, sources)]
@@ -69,7 +70,7 @@ def take(
 
 
 def call(region: gdrpy.Region, rounds: int) -> list[int]:
-    """Call the link whose channel lies in ``region``: nanoseconds of each call.
+    """Call the link that lies in ``region``: nanoseconds of each call.
 
     Afterwards the Link knows nothing of these calls, and can only be closed. Raises Lost.
     """
@@ -81,7 +82,7 @@ def call(region: gdrpy.Region, rounds: int) -> list[int]:
 
 
 def serve(region: gdrpy.Region) -> None:
-    """Answer the requests of the link whose channel lies in ``region``, as link_kernel.cu does."""
+    """Answer the requests of the link that lies in ``region``, as link_kernel.cu does."""
     _library().bench_serve(*_end(region))
 
 

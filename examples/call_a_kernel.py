@@ -27,14 +27,11 @@ struct Reply {
 extern "C" __global__ void measure(const gdr_link *link)
 {
 	gdrpy::LinkServer server(link);
+	Question asked;
 
-	while (unsigned long long n = server.wait()) { // 0: the link's end
-		for (unsigned long long i = 0; i < n; i++) {
-			Question asked = server.load<Question>(i);
-
-			server.answer(i, Reply{sqrt(asked.x * asked.x + asked.y * asked.y)});
-		}
-		server.release(n);
+	while (server.next(asked)) { // false: the link's end
+		server.answer(0, Reply{sqrt(asked.x * asked.x + asked.y * asked.y)});
+		server.release(1);
 	}
 	server.stop();
 }

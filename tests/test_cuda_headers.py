@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,9 @@ PROGRAM = {".md": r"```cuda\n(.*?)```", ".py": r'SOURCE = """\n(.*?)"""'}
 
 
 def programs() -> Iterator[tuple[str, str]]:
-    """The programs of pages, examples and benchmarks that include the header, each with a name."""
-    for path in (TOP / "docs/channel.md", *TOP.glob("examples/*.py"), *TOP.glob("benchmarks/*.cu")):
+    """The programs of pages, examples, benchmarks and tests that include the header, with names."""
+    kernels = (TOP.glob(f"{folder}/*.cu") for folder in ("benchmarks", "tests/hardware"))
+    for path in (TOP / "docs/channel.md", *TOP.glob("examples/*.py"), *chain(*kernels)):
         text = path.read_text()
         found = (
             re.findall(PROGRAM[path.suffix], text, re.DOTALL) if path.suffix in PROGRAM else [text]
@@ -70,7 +72,7 @@ def ptx_of(source: str, folder: Path, architecture: str = "compute_90") -> str:
 def accesses(ptx: str) -> list[str]:
     """The fences, barriers, votes, atomics, ordered loads and global stores, in their order."""
     found = re.findall(
-        r"\b(fence\S+|atom\S+|ld\.acquire\S+|ld\.volatile\S+|bar\.warp\S+|vote\S+|"
+        r"\b(fence\S+|atom\S+|ld\.(?:acquire|relaxed|volatile)\S+|bar\.warp\S+|vote\S+|"
         r"st\.(?!shared)\S+)",
         ptx,
     )
@@ -93,6 +95,23 @@ extern "C" __global__ void one(const TYPE *at, uint4 value)
 	END end(at);
 
 	end.CALL;
+}
+"""
+#: Answers requests of 64 bytes by themselves.
+ECHO = """
+#include <gdrpy/channel.cuh>
+
+struct Request { unsigned long long word[8]; };
+
+extern "C" __global__ void echo(const gdr_link *link)
+{
+	gdrpy::LinkServer server(link);
+	Request request;
+
+	while (server.next(request)) {
+		server.answer(0, request);
+		server.release(1);
+	}
 }
 """
 WORDS = ["st.relaxed.sys.global.v2.u64"] * 2
@@ -137,6 +156,30 @@ class TestMemoryOrder:
         found = accesses_of("gdr_link", "LinkServer", "answer(0, value)")
         assert found[: 2 + 2] == ["ld.acquire.sys.global.u64", "fence.acq_rel.sys", *WORDS]
         assert set(found[4:]) <= set(WORDS)
+
+    def test_of_the_next_request_is_one_round_of_loads_with_an_ordered_one_last(self, accesses_of):
+        found = accesses_of("gdr_link", "LinkServer", "next(value)")
+        begin, end, *words = found
+        assert (begin, end) == ("ld.acquire.sys.global.u64", "ld.relaxed.sys.global.u64")
+        assert words == ["ld.relaxed.sys.global.v2.u64", "ld.acquire.sys.global.v2.u64"]
+
+    def test_of_a_request_of_64_bytes_needs_registers_alone(self, tmp_path):
+        ptx = ptx_of(ECHO, tmp_path)
+        loads = [one for one in accesses(ptx) if one.startswith("ld") and "v2" in one]
+        assert loads == ["ld.relaxed.sys.global.v2.u64"] * 7 + ["ld.acquire.sys.global.v2.u64"]
+        assert ".local" not in ptx
+
+    def test_of_a_request_that_was_waited_for_is_the_same(self, accesses_of):
+        found = accesses_of("gdr_link", "LinkServer", "load16(0, 1)")
+        assert found[1:] == ["ld.relaxed.sys.global.v2.u64", "ld.acquire.sys.global.v2.u64"]
+
+    def test_of_going_on_to_the_next_request_is_a_store_without_a_fence(self, accesses_of):
+        found = accesses_of("gdr_link", "LinkServer", "release(1)")
+        assert found == ["ld.acquire.sys.global.u64", "st.relaxed.sys.global.u64"]
+
+    def test_of_stopping_is_a_fence_and_a_store(self, accesses_of):
+        found = accesses_of("gdr_link", "LinkServer", "stop()")
+        assert found[1:] == ["fence.acq_rel.sys", "st.relaxed.sys.global.u64"]
 
     def test_of_a_release_is_a_fence_and_the_counter(self, accesses_of):
         found = accesses_of("gdr_channel", "ChannelReader", "release(1)")

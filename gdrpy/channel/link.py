@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 from gdrpy._core import _mapping
 from gdrpy._core._mapping import Undo
-from gdrpy.channel.channel import Channel, ChannelReader
 from gdrpy.channel.inbox import CAPACITY_MAX
-from gdrpy.channel.ring import End, Rooted, as_capacity, as_record_size, only
-from gdrpy.memory.page_locked import page_locked
+from gdrpy.channel.ring import End, Ring, Rooted, allocate, as_capacity, as_record_size, only
 
 #: A task that awaits an answer looks for it in each turn of the event loop for so many seconds;
 #: then it sleeps between looks for a small part of the time waited, in seconds within the limits.
 _BUSY, _PART, _LEAST_NAP, _LONGEST_NAP = 2e-3, 256, 1e-5, 1e-3
 
 
-class Link(End, _mapping.Link):
+class Link(Ring, _mapping.Link):
     """Requests of ``record_nbytes`` bytes to a kernel, and its answers of ``answer_nbytes`` bytes.
 
     Args:
@@ -28,9 +26,8 @@ class Link(End, _mapping.Link):
         capacity: How many requests may be under way: a power of two up to 2**31.
         device: The GPU, named as for :func:`gdrpy.alloc`.
 
-    Requests go through a channel. A kernel that gets :attr:`ptr`, or :meth:`server`, answers each
-    of them once, in any order: request number i, counted from 0, by answer number i. Threads may
-    share the object.
+    A kernel that gets :attr:`ptr`, or :meth:`server`, answers each request once, in any order:
+    request number i, counted from 0, by answer number i. Threads may share the object.
 
     The end of a ``with`` block calls :meth:`close`, which tells the kernel that no request follows.
     Keep the object until the kernel has ended: its memory is freed when it, its answers and its
@@ -54,22 +51,13 @@ class Link(End, _mapping.Link):
             as_record_size("Link", "answer_nbytes", answer_nbytes)
         count = as_capacity("Link", capacity, CAPACITY_MAX)
         answer = answer_nbytes or size
+        nbytes = _mapping.LINK_NBYTES + count * size * _mapping.SLOT_FACTOR
+        host_nbytes = _mapping.LINK_HOST_NBYTES + count * answer * _mapping.SLOT_FACTOR
         with Undo() as undo:
-            channel = Channel(size, count, device)
-            host = undo.keep(page_locked(count * answer * _mapping.SLOT_FACTOR, channel.device))
-            super().__init__(channel, host, answer)
+            region, host = allocate(undo, "Link", nbytes, host_nbytes, device)
+            super().__init__(region.cpu, host, size, count, answer)
             undo.forget()
-        self._channel = channel
-
-    @property
-    def device(self) -> int:
-        """The ordinal of the GPU whose kernel answers."""
-        return self._channel.device
-
-    @property
-    def ptr(self) -> int:
-        """GPU address of the ``struct gdr_link`` for the kernel. Raises Forked."""
-        return self._channel.ptr
+        self._region = region
 
     def submit(self, record: Any, timeout: float | None = None) -> Answer:
         """Push a request, and return what its answer will be found by.
@@ -93,7 +81,7 @@ class Link(End, _mapping.Link):
         return server
 
     def __repr__(self) -> str:
-        state = "CLOSED" if self.closed else f"on {self._channel._region.location}"
+        state = "CLOSED" if self.closed else f"on {self._region.location}"
         return (
             f"<Link of {self.capacity} requests of {self.record_nbytes} bytes, answers of "
             f"{self.answer_nbytes} {state}>"
@@ -124,25 +112,17 @@ class Answer(Rooted, _mapping.Answer):
         return f"<Answer to request {self.number} of {self.link!r}>"
 
 
-class LinkServer(ChannelReader):
+class LinkServer(End, _mapping.LinkServer):
     """A link's server on the CPU: it pops requests, and answers them. Made by :meth:`Link.server`.
 
     It reads GPU memory through the mapping, which is slow on a real GPU. It is for tests, and for
     the simulated GPU, which has no kernels. Requests are numbered in the order of the pops:
-    :attr:`popped` is the number of the next one. After :meth:`close`, calls that wait for an answer
-    raise Closed.
+    :attr:`popped` is the number of the next one. Iterating takes request after request, up to the
+    end. Threads may share it. The link must have no other server.
     """
 
-    def __init__(self, link: Link) -> None:
-        super().__init__(link._channel)
-        self.link = link
-
-    def answer(self, number: int, record: Any) -> None:
-        """Answer request ``number`` by a contiguous buffer of ``answer_nbytes`` bytes.
-
-        Raises ValueError: of another size, not taken yet, or answered before.
-        """
-        self.link._answer(number, record)
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.pop, None)
 
     def serve(self, function: Callable[[bytes], Any]) -> None:
         """Answer each request by ``function(request)``, up to the end of the link, and close.

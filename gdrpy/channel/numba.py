@@ -1,8 +1,8 @@
 """The kernel's end of channels, inboxes and links for numba.cuda kernels.
 
 ``channel``, ``inbox`` and ``link`` are addresses: pass ``numpy.uint64(channel.ptr)`` to the kernel.
-A link is a channel of requests too. ``head`` counts the records taken, as an unsigned 64-bit int;
-record number i is the i-th ever.
+``head`` counts the records taken, as an unsigned 64-bit int. Numbers of records and of requests are
+such ints too, counted from the first.
 """
 
 from __future__ import annotations
@@ -16,6 +16,10 @@ from gdrpy.channel.layout import (
     HEAD,
     INBOX_SLOTS,
     LINK_ANSWERS,
+    LINK_END,
+    LINK_REQUESTS,
+    LINK_STOPPED,
+    LINK_TAKEN,
     READER_CLOSED,
     RECORD_NBYTES,
     RECORDS,
@@ -116,10 +120,15 @@ def wait(channel, head):
 
 
 @cuda.jit(device=True)
+def _is_first_thread():
+    return cuda.threadIdx.x == 0 and cuda.threadIdx.y == 0 and cuda.threadIdx.z == 0
+
+
+@cuda.jit(device=True)
 def wait_block(channel, head):
     """:func:`wait` for a block: all its threads call it and get the same result."""
     shared = cuda.shared.array(1, uint64)
-    if cuda.threadIdx.x == 0 and cuda.threadIdx.y == 0 and cuda.threadIdx.z == 0:
+    if _is_first_thread():
         shared[0] = wait(channel, head)
     cuda.syncthreads()
     ready = shared[0]
@@ -147,7 +156,7 @@ def release(channel, head):
 def release_block(channel, head):
     """:func:`release` for a block: all its threads call it after they loaded the records."""
     cuda.syncthreads()
-    if cuda.threadIdx.x == 0 and cuda.threadIdx.y == 0 and cuda.threadIdx.z == 0:
+    if _is_first_thread():
         release(channel, head)
 
 
@@ -186,11 +195,17 @@ def reserve(inbox):
 
 
 @cuda.jit(device=True)
-def _put64(slots, number, word, value):
+def _slot(slots, number):
+    """The address of a record's slot, and the stamp of its words."""
     capacity = _field(slots + uint64(SLOT_CAPACITY))
     nbytes = uint64(2) * _field(slots + uint64(SLOT_RECORD_NBYTES))
     slot = _field(slots + uint64(SLOT_ADDRESS)) + (uint64(number) & (capacity - uint64(1))) * nbytes
-    stamp = (uint64(number) + capacity) << uint64(32)
+    return slot, (uint64(number) + capacity) << uint64(32)
+
+
+@cuda.jit(device=True)
+def _put64(slots, number, word, value):
+    slot, stamp = _slot(slots, number)
     low, high = uint64(value) & uint64(0xFFFFFFFF), uint64(value) >> uint64(32)
     _store_pair(slot + uint64(16) * uint64(word), stamp | low, stamp | high)
 
@@ -208,6 +223,58 @@ def finish(inbox):
 
 
 @cuda.jit(device=True)
+def begin_link(link):
+    """The number of the first request that earlier servers have not released."""
+    return _acquire(_field(link + uint64(LINK_TAKEN)))
+
+
+@cuda.jit(device=True)
+def wait_link(link, number):
+    """Wait for request ``number``; false at the end, where it will not come. For one thread.
+
+    The thread then sees all that the CPU stored before the request.
+    """
+    slot, stamp = _slot(link + uint64(LINK_REQUESTS), number)
+    nbytes = _field(link + uint64(LINK_REQUESTS + SLOT_RECORD_NBYTES))
+    last = nbytes // uint64(4) - uint64(1)
+    end_word = _field(link + uint64(LINK_END))
+    while True:
+        end = _volatile(end_word)
+        wrong = uint64(0)
+        for word in range(last):
+            wrong |= _volatile(slot + uint64(8) * word) ^ stamp
+        wrong |= _acquire(slot + uint64(8) * last) ^ stamp
+        if wrong >> uint64(32) == uint64(0):
+            return True
+        if end != uint64(0) and uint64(number) >= end - uint64(1):
+            return False
+
+
+@cuda.jit(device=True)
+def wait_link_block(link, number):
+    """:func:`wait_link` for a block: all its threads call it and get the same result."""
+    shared = cuda.shared.array(1, uint64)
+    if _is_first_thread():
+        shared[0] = wait_link(link, number)
+    cuda.syncthreads()
+    came = shared[0] != uint64(0)
+    cuda.syncthreads()  # all threads have it before the next call changes it
+    return came
+
+
+@cuda.jit(device=True)
+def request64(link, number, word):
+    """64-bit word number ``word`` of request ``number``, which must have come.
+
+    All that is needed of a request must be loaded before the last word of its answer is stored.
+    """
+    slot, _ = _slot(link + uint64(LINK_REQUESTS), number)
+    address = slot + uint64(16) * uint64(word)
+    low, high = _volatile(address), _volatile(address + uint64(8))
+    return low & uint64(0xFFFFFFFF) | high << uint64(32)
+
+
+@cuda.jit(device=True)
 def answer64(link, number, word, value):
     """Store 64-bit word number ``word`` of the answer to request ``number``.
 
@@ -215,3 +282,16 @@ def answer64(link, number, word, value):
     that has the answer see what this thread has stored.
     """
     _put64(link + uint64(LINK_ANSWERS), number, word, value)
+
+
+@cuda.jit(device=True)
+def release_link(link, number):
+    """Let a later server begin at request ``number``. For one thread."""
+    _store(_field(link + uint64(LINK_TAKEN)), uint64(number))
+
+
+@cuda.jit(device=True)
+def stop_link(link):
+    """Answer no more requests: calls that still wait raise Closed. For one thread."""
+    cuda.threadfence_system()  # the CPU sees the answers before
+    _store(_field(link + uint64(LINK_STOPPED)), uint64(1))

@@ -1,8 +1,8 @@
 """The kernel's end of channels, inboxes and links for Triton kernels.
 
-``channel``, ``inbox`` and ``link`` are addresses: pass ``channel.ptr`` to the kernel. A link is a
-channel of requests too. One program of the kernel takes records, any number of them pushes.
-``head`` counts the records taken, as an int64; record number i is the i-th ever.
+``channel``, ``inbox`` and ``link`` are addresses: pass ``channel.ptr`` to the kernel. One program
+of the kernel takes records or requests, any number of them pushes. ``head`` counts the records
+taken, as an int64. Numbers of records and of requests are such ints too, counted from the first.
 """
 
 from __future__ import annotations
@@ -24,10 +24,16 @@ _STOPPED = tl.constexpr(layout.STOPPED)
 _SLOT_CAPACITY = tl.constexpr(layout.SLOT_CAPACITY)
 _SLOT_RECORD_NBYTES = tl.constexpr(layout.SLOT_RECORD_NBYTES)
 _INBOX_SLOTS = tl.constexpr(layout.INBOX_SLOTS)
+_LINK_REQUESTS = tl.constexpr(layout.LINK_REQUESTS)
 _LINK_ANSWERS = tl.constexpr(layout.LINK_ANSWERS)
+_LINK_END = tl.constexpr(layout.LINK_END)
+_LINK_TAKEN = tl.constexpr(layout.LINK_TAKEN)
+_LINK_STOPPED = tl.constexpr(layout.LINK_STOPPED)
 _RESERVED = tl.constexpr(layout.RESERVED)
 _TAKEN = tl.constexpr(layout.TAKEN)
 _END = tl.constexpr(layout.END)
+#: Words of a slot that are looked at together: those of 64 bytes.
+_LOOKED_AT = tl.constexpr(16)
 
 
 @triton.jit
@@ -125,11 +131,17 @@ def reserve(inbox, count):
 
 
 @triton.jit
-def _put64(slots, number, word, value, mask):
+def _slot(slots, number):
+    """The addresses of records' slots, and the stamps of their words."""
     capacity = _field(slots, _SLOT_CAPACITY)
     nbytes = _field(slots, _SLOT_RECORD_NBYTES) * 2
-    address = _field(slots, 0) + (number & (capacity - 1)) * nbytes + word * 16
-    stamp = (number + capacity) << 32
+    return _field(slots, 0) + (number & (capacity - 1)) * nbytes, (number + capacity) << 32
+
+
+@triton.jit
+def _put64(slots, number, word, value, mask):
+    slot, stamp = _slot(slots, number)
+    address = slot + word * 16
     low = stamp | (value & 0xFFFFFFFF)
     high = stamp | ((value >> 32) & 0xFFFFFFFF)
     tl.store(_words(address), low, mask=mask, cache_modifier=".wt")
@@ -152,10 +164,89 @@ def finish(inbox):
 
 
 @triton.jit
+def _all(condition):
+    """Whether a condition, 0 or 1, holds for all threads of the program, which all get the answer.
+
+    It is a barrier: afterwards all threads see what each of them saw before.
+    """
+    return tl.inline_asm_elementwise(
+        """
+        {
+            .reg .pred one, all;
+            setp.ne.s32 one, $1, 0;
+            barrier.red.and.pred all, 0, one;
+            selp.s32 $0, 1, 0, all;
+        }
+        """,
+        "=r,r",
+        [condition],
+        tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def begin_link(link):
+    """The number of the first request that earlier servers have not released."""
+    return tl.load(_words(_field(link, _LINK_TAKEN)), volatile=True)
+
+
+@triton.jit
+def wait_link(link, number):
+    """Wait for request ``number``; 0 at the end, where it will not come.
+
+    :func:`fence` after it lets the program see what the CPU stored before the request.
+    """
+    slot, stamp = _slot(link + _LINK_REQUESTS, number)
+    words = _field(link, _LINK_REQUESTS + _SLOT_RECORD_NBYTES) // 4
+    end_word = _words(_field(link, _LINK_END))
+    came = 0
+    ended = 0
+    # Threads may see different words. What all have seen, none can miss later.
+    while (came == 0) & (ended == 0):
+        end = tl.load(end_word, volatile=True)
+        wrong = tl.zeros([_LOOKED_AT], tl.int64)
+        for first in range(0, words, _LOOKED_AT):
+            word = first + tl.arange(0, _LOOKED_AT)
+            found = tl.load(_words(slot + word * 8), mask=word < words, other=stamp, volatile=True)
+            wrong |= (found ^ stamp) >> 32
+        came = _all((tl.max((wrong != 0).to(tl.int32)) == 0).to(tl.int32))
+        ended = _all(((end != 0) & (number >= end - 1)).to(tl.int32))
+    return came
+
+
+@triton.jit
+def request64(link, number, word, mask):
+    """64-bit words ``word`` of the requests ``number``, which must have come; all are blocks.
+
+    All that is needed of a request must be loaded before the last call of :func:`answer64` for it.
+    """
+    slot, _stamp = _slot(link + _LINK_REQUESTS, number)
+    address = slot + word * 16
+    low = tl.load(_words(address), mask=mask, other=0, volatile=True)
+    high = tl.load(_words(address + 8), mask=mask, other=0, volatile=True)
+    return (low & 0xFFFFFFFF) | (high << 32)
+
+
+@triton.jit
 def answer64(link, number, word, value, mask):
     """64-bit words ``word`` of the answers to the requests ``number``; all are blocks.
 
     Every word of an answer must be stored. :func:`fence` before it lets the CPU that has the answer
     see what this program has stored.
     """
+    tl.debug_barrier()  # all threads have loaded the request, whose slot is then the CPU's again
     _put64(link + _LINK_ANSWERS, number, word, value, mask)
+
+
+@triton.jit
+def release_link(link, number):
+    """Let a later server begin at request ``number``."""
+    tl.store(_words(_field(link, _LINK_TAKEN)), number)
+
+
+@triton.jit
+def stop_link(link):
+    """Answer no more requests: calls that still wait raise Closed."""
+    _store(_field(link, _LINK_STOPPED), begin_link(link) * 0 + 1)

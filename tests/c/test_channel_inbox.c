@@ -4,7 +4,6 @@
  * threads and processes stand in for the threads of kernels. Many of them make this the litmus test
  * of docs/channel.md, by ThreadSanitizer and on arm64 too.
  */
-#include "channel/ring.h"
 #include "check.h"
 #include "gdrpy/inbox.h"
 
@@ -516,68 +515,6 @@ static void a_killed_reader_is_followed_by_one_that_misses_nothing(void)
 	CHECK_EQ(memory->head, PRODUCERS * EACH);
 }
 
-#define CALLS 20000
-
-static struct link {
-	struct core_ring ring;
-	struct gdr_slots answers;
-} calls;
-
-/* Answer requests as kernels do: batches, the last of each first. */
-static void *answer(void *context)
-{
-	struct core_ring_consumer consumer = {.ring = calls.ring};
-	struct record requests[CAPACITY];
-
-	(void)context;
-	while (!core_ring_ended(&consumer)) {
-		uint64_t first = consumer.head, count = core_ring_ready(&consumer, CAPACITY);
-
-		if (!count) {
-			sched_yield();
-			continue;
-		}
-		core_ring_take(&consumer, (char *)requests, count);
-		for (uint64_t i = count; i-- > 0;) {
-			struct record reply = made(requests[i].word[1], first + i);
-
-			gdr_slot_put(&calls.answers, first + i, (const char *)&reply);
-		}
-	}
-	return NULL;
-}
-
-static void answers_in_any_order_reach_their_requests(void)
-{
-	static _Alignas(256) char ring[CORE_RING_RECORDS + CAPACITY * NBYTES];
-	static char host[CORE_RING_HOST_NBYTES];
-	struct gdr_inbox inbox = new_inbox();
-	struct core_ring_producer producer = {0};
-	pthread_t thread;
-
-	core_ring_place(&producer.ring, CORE_MAPPING_CACHED, ring, host, NBYTES, CAPACITY);
-	core_ring_begin(&producer.ring, ring, 0, 0);
-	calls = (struct link){producer.ring, inbox.slots};
-	CHECK_EQ(pthread_create(&thread, NULL, answer, NULL), 0);
-	for (uint64_t i = 0, answered = 0; answered < CALLS;) {
-		struct record request = made(10, i), found;
-
-		if (i < CALLS && i - answered < CAPACITY)
-			i += core_ring_push(&producer, (char *)&request, 1);
-		if (!gdr_slot_get(&calls.answers, answered, (char *)&found)) {
-			if (i - answered == CAPACITY || i == CALLS)
-				sched_yield();
-			continue;
-		}
-		check_whole(&found);
-		CHECK_EQ(found.word[0], answered);
-		CHECK_EQ(found.word[1], answered);
-		answered++;
-	}
-	core_ring_close(&producer.ring);
-	CHECK_EQ(pthread_join(thread, NULL), 0);
-}
-
 CHECK_MAIN(TEST(kernels_in_other_languages_find_the_fields_at_their_offsets),
 	   TEST(records_come_out_in_order_from_every_place_in_the_ring),
 	   TEST(a_record_is_ready_when_its_last_word_has_arrived_whichever_that_is),
@@ -592,5 +529,4 @@ CHECK_MAIN(TEST(kernels_in_other_languages_find_the_fields_at_their_offsets),
 	   TEST(threads_that_wait_for_room_end_when_the_reader_closes),
 	   TEST(what_a_producer_stored_before_its_record_is_there_with_it),
 	   TEST(a_killed_producer_leaves_whole_records_or_holds_back_the_next),
-	   TEST(a_killed_reader_is_followed_by_one_that_misses_nothing),
-	   TEST(answers_in_any_order_reach_their_requests))
+	   TEST(a_killed_reader_is_followed_by_one_that_misses_nothing))

@@ -109,7 +109,7 @@ class TestUninitialized:
         link = _mapping.Link.__new__(_mapping.Link)
         calls = (
             lambda: link.call(bytes(16)),
-            lambda: link._answer(0, bytes(16)),
+            lambda: _mapping.LinkServer(link),
             lambda: _mapping.Answer(link, bytes(16)),
         )
         for call in calls:
@@ -117,6 +117,14 @@ class TestUninitialized:
                 call()
         link.close()
         assert link.closed
+
+    def test_server_does_nothing(self, memory):
+        server = _mapping.LinkServer.__new__(_mapping.LinkServer)
+        for call in (server.pop, lambda: server.answer(0, bytes(16))):
+            with pytest.raises(TypeError, match="the server was never initialized"):
+                call()
+        server.close()
+        assert server.closed
 
     def test_answer_does_nothing(self, memory):
         answer = _mapping.Answer.__new__(_mapping.Answer)
@@ -149,20 +157,33 @@ class TestMemoryOfAnInbox:
 
 
 class TestMemoryOfALink:
-    def test_that_just_suffices_is_taken(self, gpu_memory, host_memory):
-        channel = _mapping.Channel(gpu_memory, host_memory, 16, 8)
-        with gdrpy.page_locked(8 * 32) as host:
-            link = _mapping.Link(channel, host, 16)
-            assert (link.record_nbytes, link.answer_nbytes, link.capacity) == (16, 16, 8)
+    def test_that_just_suffices_is_taken(self, memory):
+        with gdrpy.alloc(256 + 8 * 64) as region, gdrpy.page_locked(128 + 8 * 32) as host:
+            link = _mapping.Link(region.cpu, host, 32, 8, 16)
+            assert (link.record_nbytes, link.answer_nbytes, link.capacity) == (32, 16, 8)
+            for mapping in (region.cpu, host):
+                with pytest.raises(BufferError, match=r"still use the mapping \(1 in all\)"):
+                    mapping.close()
             with pytest.raises(TypeError, match="Link: an object is initialized once"):
-                link.__init__(channel, host, 16)
-            del link
+                link.__init__(region.cpu, host, 32, 8, 16)
+            server = _mapping.LinkServer(link)
+            with pytest.raises(TypeError, match="LinkServer: an object is initialized once"):
+                server.__init__(link)
+            del link, server
 
-    @pytest.mark.parametrize("answer_nbytes", [0, -16, 8, 32, 1 << 17])
-    def test_that_does_not_fit_the_answers_is_refused(self, gpu_memory, host_memory, answer_nbytes):
-        channel = _mapping.Channel(gpu_memory, host_memory, 16, 8)
+    @pytest.mark.parametrize(
+        ("nbytes", "capacity", "answer_nbytes"),
+        [(32, 16, 16), (48, 8, 16), (32, 8, 32), (0, 8, 16), (32, 3, 16)]
+        + [(32, 8, answer) for answer in (0, -16, 8, 1 << 17)],
+    )
+    def test_that_does_not_fit_is_refused(self, memory, nbytes, capacity, answer_nbytes):
         with (
-            gdrpy.page_locked(8 * 32) as host,
-            pytest.raises(ValueError, match="Link: answer_nbytes, the channel's capacity or the"),
+            gdrpy.alloc(256 + 8 * 64) as region,
+            gdrpy.page_locked(128 + 8 * 32) as host,
+            pytest.raises(ValueError, match="Link: record_nbytes, capacity, answer_nbytes or the"),
         ):
-            _mapping.Link(channel, host, answer_nbytes)
+            _mapping.Link(region.cpu, host, nbytes, capacity, answer_nbytes)
+
+    def test_is_of_a_link_alone_where_answers_are_named(self, gpu_memory, host_memory):
+        with pytest.raises(ValueError, match="Channel: record_nbytes, capacity or the mappings'"):
+            _mapping.Channel(gpu_memory, host_memory, 16, 8, 16)

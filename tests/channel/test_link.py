@@ -9,6 +9,7 @@ import pickle
 import signal
 import struct
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,8 +17,10 @@ import numpy as np
 import pytest
 
 import gdrpy
+from gdrpy._core import _mapping
+from gdrpy.channel import layout as device
 
-DESCRIPTOR = struct.Struct("<8sIIQQQQQQQQQ")
+DESCRIPTOR = struct.Struct("<8sIIQQQQQQQQQ")  # as in gdrpy/channel.h
 
 
 def reversed_half(request: bytes) -> bytes:
@@ -52,27 +55,78 @@ def served(link: gdrpy.Link, server: gdrpy.channel.LinkServer) -> Iterator[gdrpy
     thread.join()
 
 
+def described(link, gpu_read) -> list:
+    """The fields of the struct that a kernel is given, after its magic, version and padding."""
+    return list(DESCRIPTOR.unpack(gpu_read(link.ptr, DESCRIPTOR.size)))[3:]
+
+
+def word(gpu_read, ptr: int) -> int:
+    return int.from_bytes(gpu_read(ptr, 8), "little")
+
+
 class TestDescriptor:
-    def test_is_a_channels_and_leads_to_the_answers(self, link, server, request_of, gpu_read):
-        answer = link.submit(request_of(7))
-        server.answer(0, reversed_half(server.pop()))
-        magic, version, nbytes, capacity, *_, slots, count, answer_nbytes = DESCRIPTOR.unpack(
-            gpu_read(link.ptr, DESCRIPTOR.size)
-        )
-        assert (magic, version, nbytes, capacity) == (b"GDRCHANL", 1, 32, 4)
-        assert (count, answer_nbytes) == (4, 16)
-        words = np.frombuffer(gpu_read(slots, 32), "<u4").reshape(4, 2)
-        assert words[:, 0].tobytes() == answer.result()
-        assert words[:, 1].tolist() == [0 + 4] * 4
+    def test_says_what_the_link_is(self, link, gpu_read):
+        magic, version, unused, *fields = DESCRIPTOR.unpack(gpu_read(link.ptr, DESCRIPTOR.size))
+        assert (magic, version, unused) == (b"GDRPLINK", 1, 0)
+        requests, count, nbytes, _, answers, answer_nbytes, *_ = fields
+        assert (count, nbytes, answers, answer_nbytes) == (4, 32, 4, 16)
+        assert requests % 256 == 0
+
+    def test_leads_a_kernel_to_the_words(self, link, server, request_of, gpu_read):
+        *_, end, taken, stopped = described(link, gpu_read)
+        for i in range(3):
+            link.submit(request_of(i))
+        server.pop()
+        assert [word(gpu_read, ptr) for ptr in (end, taken, stopped)] == [0, 1, 0]
+        link.close()
+        server.close()
+        assert [word(gpu_read, ptr) for ptr in (end, taken, stopped)] == [3 + 1, 1, 1]
+
+    def test_leads_to_stamped_requests_and_answers(self, link, server, request_of, gpu_read):
+        requests, _, _, answers, *_ = described(link, gpu_read)
+        for number in range(6):  # two of the second round
+            answer = link.submit(request_of(number))
+            server.answer(number, reversed_half(server.pop()))
+        words = np.frombuffer(gpu_read(requests + 64, 64), "<u4").reshape(8, 2)
+        assert (words[:, 0].tobytes(), words[:, 1].tolist()) == (request_of(5), [5 + 4] * 8)
+        words = np.frombuffer(gpu_read(answers + 32, 32), "<u4").reshape(4, 2)
+        assert (words[:, 0].tobytes(), words[:, 1].tolist()) == (answer.result(), [5 + 4] * 4)
 
     def test_of_a_kernel_that_answers_brings_the_answer(self, link, server, gpu_read, gpu_write):
         answer = link.submit(bytes(32))
-        slots = DESCRIPTOR.unpack(gpu_read(link.ptr, DESCRIPTOR.size))[-3]
+        slots = described(link, gpu_read)[3]
         stamped = np.array([[1, 4], [2, 4], [3, 4], [4, 4]], "<u4")
         gpu_write(slots, stamped[:3].tobytes())
         assert not answer.done()
         gpu_write(slots + 24, stamped[3:].tobytes())
         assert answer.result() == struct.pack("<IIII", 1, 2, 3, 4)
+
+    def test_has_its_fields_where_kernels_in_python_look_for_them(self, link, gpu_read):
+        offsets = (
+            *(device.LINK_REQUESTS + field for field in device.SLOTS),
+            *(device.LINK_ANSWERS + field for field in device.SLOTS),
+            *(device.LINK_END, device.LINK_TAKEN, device.LINK_STOPPED),
+        )
+        assert [word(gpu_read, link.ptr + one) for one in offsets] == described(link, gpu_read)
+
+
+class TestMemory:
+    def test_with_stamps_of_a_link_before_holds_no_request(self, memory, request_of):
+        region, host = gdrpy.alloc(256 + 4 * 64), gdrpy.page_locked(128 + 4 * 32)
+        for _ in range(2):
+            link = _mapping.Link(region.cpu, host, 32, 4, 16)
+            server = _mapping.LinkServer(link)
+            with pytest.raises(gdrpy.Timeout):
+                server.pop(timeout=0)
+            answer = _mapping.Answer(link, request_of(0))
+            assert not answer.done()
+            server.answer(0, reversed_half(server.pop()))
+            assert answer.done()
+            link.close()
+            assert server.pop() is None
+            del link, server, answer
+        region.close()
+        host.close()
 
 
 class TestCall:
@@ -152,7 +206,7 @@ class TestCall:
         message = r"Link.call: request 0 was not answered, and the kernel has stopped"
         with pytest.raises(gdrpy.Closed, match=message):
             calling.result()
-        with pytest.raises(gdrpy.Closed, match=r"Link.call: the consumer has stopped"):
+        with pytest.raises(gdrpy.Closed, match=r"Link.call: the kernel has stopped"):
             link.call(request_of(1))
 
     def test_of_a_closed_link_is_refused(self, link, server, request_of):
@@ -311,6 +365,63 @@ class TestAwait:
 
 
 class TestServer:
+    def test_times_out(self, server):
+        with pytest.raises(gdrpy.Timeout, match=r"LinkServer.pop: no record arrived in time"):
+            server.pop(timeout=0)
+
+    def test_that_waits_learns_of_a_request_and_of_the_end(
+        self, link, server, request_of, other_thread
+    ):
+        popping = other_thread.submit(server.pop, 60)
+        link.submit(request_of(0))
+        assert popping.result() == request_of(0)
+        popping = other_thread.submit(server.pop, 60)
+        link.close()
+        assert popping.result() is None
+
+    def test_is_iterated_up_to_the_end(self, link, server, request_of):
+        for i in range(3):
+            link.submit(request_of(i))
+        link.close()
+        assert list(server) == [request_of(i) for i in range(3)]
+        assert server.popped == 3
+
+    def test_that_is_closed_pops_nothing(self, link, server, request_of):
+        link.submit(request_of(0))
+        server.close()
+        server.close()
+        assert server.closed
+        with pytest.raises(gdrpy.Closed, match=r"LinkServer.pop: the server is closed"):
+            server.pop()
+
+    def test_that_waits_may_be_closed_by_another_thread(self, server, other_thread):
+        popping = other_thread.submit(server.pop, 60)
+        server.close()
+        with pytest.raises(gdrpy.Closed, match=r"LinkServer.pop: the server is closed"):
+            popping.result()
+
+    def test_keeps_the_link(self, request_of):
+        link = gdrpy.Link(32, 16, 4)
+        server, kept = link.server(), weakref.ref(link)
+        link.submit(request_of(0))
+        del link
+        gc.collect()
+        assert kept() is not None
+        assert server.pop() == request_of(0)
+
+    def test_takes_no_request_with_a_word_that_has_not_arrived(
+        self, link, server, request_of, gpu_read, gpu_write
+    ):
+        slot = described(link, gpu_read)[0]
+        link.submit(request_of(0))
+        whole = gpu_read(slot, 64)
+        for missing in range(0, 64, 8):
+            gpu_write(slot, whole[:missing] + bytes(8) + whole[missing + 8 :])
+            with pytest.raises(gdrpy.Timeout):
+                server.pop(timeout=0)
+        gpu_write(slot, whole)
+        assert server.pop(timeout=0) == request_of(0)
+
     def test_has_no_other_beside_it(self, link, server):
         with pytest.raises(ValueError, match=r"Link.server: this link has a server, and may have"):
             link.server()
@@ -422,7 +533,7 @@ class TestRefusal:
 
 class TestRepr:
     def test_says_what_it_is(self, link, server, request_of):
-        where = link._channel._region.location
+        where = link._region.location
         assert repr(link) == f"<Link of 4 requests of 32 bytes, answers of 16 on {where}>"
         assert repr(server) == f"<LinkServer of {link!r}>"
         assert repr(link.submit(request_of(0))) == f"<Answer to request 0 of {link!r}>"

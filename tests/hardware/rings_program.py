@@ -1,7 +1,7 @@
 """Takes records from a kernel, or calls one: see test_ring_kernels.py.
 
 A program of its own, since a kernel that misses the end would never end either.
-Usage: rings_program.py nvrtc|numba|triton inbox|link CAPACITY. Prints a JSON object.
+Usage: rings_program.py nvrtc|numba|triton|block inbox|link CAPACITY. Prints a JSON object.
 """
 
 from __future__ import annotations
@@ -57,6 +57,11 @@ def serve_by_nvrtc(link: gdrpy.Link) -> Finish:
     return launched("link_kernel.cu", b"serve", 1, (ctypes.c_void_p, link.ptr))
 
 
+def serve_by_block(link: gdrpy.Link) -> Finish:
+    kernel = str(Path(__file__).with_name("link_block.cu"))
+    return launched(kernel, b"serve", 64, (ctypes.c_void_p, link.ptr))
+
+
 def push_by_numba(inbox: gdrpy.Inbox) -> Finish:
     from numba import cuda as numba_cuda
     from numba import uint64
@@ -88,18 +93,14 @@ def serve_by_numba(link: gdrpy.Link) -> Finish:
 
     @numba_cuda.jit
     def serve(link):
-        head = device.begin(link)
-        ready = device.wait(link, head)
-        while ready != uint64(0):
-            for i in range(ready):
-                number = head + uint64(i)
-                for word in range(8):
-                    value = device.load64(link, number, word)
-                    device.answer64(link, number, word, value ^ uint64(0xFFFFFFFFFFFFFFFF))
-            head += ready
-            device.release(link, head)
-            ready = device.wait(link, head)
-        device.stop(link)
+        number = device.begin_link(link)
+        while device.wait_link(link, number):
+            for word in range(8):
+                value = device.request64(link, number, word)
+                device.answer64(link, number, word, value ^ uint64(0xFFFFFFFFFFFFFFFF))
+            number += uint64(1)
+            device.release_link(link, number)
+        device.stop_link(link)
 
     serve[1, 1](np.uint64(link.ptr))
     return numba_cuda.synchronize
@@ -118,7 +119,7 @@ def serve_by_triton(link: gdrpy.Link) -> Finish:
     import torch
     from rings_triton import serve
 
-    serve[(1,)](link.ptr, BLOCK=32)
+    serve[(1,)](link.ptr, WORDS=8)
     return torch.cuda.synchronize
 
 
@@ -160,13 +161,18 @@ def call(link: gdrpy.Link, start: Callable[[gdrpy.Link], Finish]) -> dict[str, i
 
 def main() -> None:
     kind, what, capacity = sys.argv[1:]
-    push = {"nvrtc": push_by_nvrtc, "numba": push_by_numba, "triton": push_by_triton}[kind]
-    serve = {"nvrtc": serve_by_nvrtc, "numba": serve_by_numba, "triton": serve_by_triton}[kind]
+    push = {"nvrtc": push_by_nvrtc, "numba": push_by_numba, "triton": push_by_triton}
+    serve = {
+        "nvrtc": serve_by_nvrtc,
+        "numba": serve_by_numba,
+        "triton": serve_by_triton,
+        "block": serve_by_block,
+    }
     with cuda.context(0):
         if what == "inbox":
-            found = take(gdrpy.Inbox(64, int(capacity)), push)
+            found = take(gdrpy.Inbox(64, int(capacity)), push[kind])
         else:
-            found = call(gdrpy.Link(64, 64, int(capacity)), serve)
+            found = call(gdrpy.Link(64, 64, int(capacity)), serve[kind])
     print(json.dumps(found))
 
 

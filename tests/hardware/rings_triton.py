@@ -28,17 +28,12 @@ def push(inbox, EACH: tl.constexpr, ODD: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def serve(link, BLOCK: tl.constexpr):
-    head = device.begin(link)
-    ready = device.wait(link, head)
-    while ready != 0:
-        count = tl.minimum(ready, BLOCK)
-        number = head + tl.arange(0, BLOCK)
-        mask = tl.arange(0, BLOCK) < count
-        for word in range(8):
-            value = device.load64(link, number, word, mask)
-            device.answer64(link, number, word, ~value, mask)
-        head += count
-        device.release(link, head)
-        ready = device.wait(link, head)
-    device.stop(link)
+def serve(link, WORDS: tl.constexpr):
+    number = device.begin_link(link)
+    word = tl.arange(0, WORDS)
+    while device.wait_link(link, number):
+        value = device.request64(link, number, word, word < WORDS)
+        device.answer64(link, number, word, ~value, word < WORDS)
+        number += 1
+        device.release_link(link, number)
+    device.stop_link(link)

@@ -44,3 +44,8 @@ class TestKernel:
     def test_answers_each_call_by_its_own_answer(self, backend, compiler, capacity):
         found = run(compiler, "link", capacity)
         assert found == {"answers": 40_000, "wrong": 0}
+
+    @pytest.mark.parametrize("compiler", ["nvrtc"], indirect=True)
+    @pytest.mark.parametrize("capacity", [1, 1024])
+    def test_of_a_block_answers_each_call_by_pieces(self, backend, compiler, capacity):
+        assert run("block", "link", capacity) == {"answers": 40_000, "wrong": 0}

@@ -1,14 +1,21 @@
 /* SPDX-License-Identifier: MIT */
 #include "channel/inbox.h"
 
-#include <string.h>
-
 _Static_assert(sizeof(struct gdr_inbox) == 64, "struct gdr_inbox is part of the protocol");
 
-void core_slots_clear(const struct gdr_slots *slots)
+void core_slots_clear(enum core_mapping_kind type, const struct gdr_slots *slots)
 {
-	memset((void *)(uintptr_t)slots->address, 0,
-	       CORE_SLOT_FACTOR * slots->record_nbytes * slots->capacity);
+	static const char zeros[4096];
+	char *at = (char *)(uintptr_t)slots->address;
+	uint64_t left = CORE_SLOT_FACTOR * slots->record_nbytes * slots->capacity;
+
+	while (left) {
+		uint64_t nbytes = left < sizeof(zeros) ? left : sizeof(zeros);
+
+		core_copy_to(type, at, zeros, nbytes);
+		at += nbytes;
+		left -= nbytes;
+	}
 }
 
 void core_inbox_begin(struct gdr_inbox_reader *reader, enum core_mapping_kind type, char *memory,
@@ -28,7 +35,7 @@ void core_inbox_begin(struct gdr_inbox_reader *reader, enum core_mapping_kind ty
 	reader->taken = (unsigned long long *)(memory + CORE_INBOX_TAKEN);
 	reader->end = (unsigned long long *)(host + CORE_INBOX_END);
 	reader->head = (unsigned long long *)(host + CORE_INBOX_HEAD);
-	core_slots_clear(&reader->slots);
+	core_slots_clear(CORE_MAPPING_CACHED, &reader->slots);
 	*reader->end = *reader->head = 0;
 	core_copy_to(type, memory, &inbox, sizeof(inbox));
 	gdr_publish((unsigned long long *)(memory + CORE_INBOX_RESERVED), 0);

@@ -27,8 +27,8 @@
 /* The least that a slot takes for each byte of its record. */
 #define CORE_SLOT_FACTOR 2
 
-/* Make the slots empty. */
-void core_slots_clear(const struct gdr_slots *slots);
+/* Make the slots empty, in memory that is mapped in this way. */
+void core_slots_clear(enum core_mapping_kind type, const struct gdr_slots *slots);
 
 /*
  * Zero the words and slots in `memory` and `host`, this process's mappings, and write the

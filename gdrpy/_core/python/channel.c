@@ -11,7 +11,7 @@ bool core_channel_usable(struct channel *self, const char *method)
 	return core_ring_usable(&self->memory, "Channel", method);
 }
 
-bool core_channel_may_push(void *object, const char *method)
+static bool may_push(void *object, const char *method)
 {
 	struct channel *self = object;
 	const char *reason;
@@ -47,7 +47,7 @@ static PyObject *push(struct channel *self, const char *method, bool many, CORE_
 {
 	const struct core_pushing end = {.self = self,
 					 .method = method,
-					 .may_push = core_channel_may_push,
+					 .may_push = may_push,
 					 .push = push_records,
 					 .has_news = may_have_room,
 					 .nbytes = self->producer.ring.record_nbytes,
@@ -107,17 +107,12 @@ static PyObject *channel_drain(struct channel *self, CORE_PARAMETERS)
 			    end == CORE_SPIN_LATE ? " in time" : ", and the consumer has stopped");
 }
 
-void core_channel_end(struct channel *self)
+static PyObject *channel_close(struct channel *self, void *Py_UNUSED(unused))
 {
 	if (!self->closed && core_ring_is_ours(&self->memory))
 		core_ring_close(&self->producer.ring);
 	if (self->memory.gpu)
 		__atomic_store_n(&self->closed, true, __ATOMIC_RELAXED);
-}
-
-static PyObject *channel_close(struct channel *self, void *Py_UNUSED(unused))
-{
-	core_channel_end(self);
 	Py_RETURN_NONE;
 }
 
@@ -165,7 +160,7 @@ static int channel_init(struct channel *self, PyObject *args, PyObject *kwargs)
 	struct gdr_slots records;
 	struct mapping *gpu;
 
-	if (!core_ring_hold(&self->memory, "Channel", args, kwargs, &needs, &records))
+	if (!core_ring_hold(&self->memory, "Channel", args, kwargs, &needs, &records, NULL))
 		return -1;
 	gpu = self->memory.gpu;
 	core_ring_place(ring, gpu->type, gpu->address, self->memory.host->address,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The Channel type in C, for its reader and for links. */
+/* The Channel type in C, for its reader. */
 #ifndef GDRPY_CHANNEL_TYPE_H
 #define GDRPY_CHANNEL_TYPE_H
 
@@ -14,11 +14,5 @@ struct channel {
 
 /* Whether this process may use the channel; false with an exception set. */
 bool core_channel_usable(struct channel *self, const char *method);
-
-/* Whether records may be pushed; false with an exception set. */
-bool core_channel_may_push(void *self, const char *method);
-
-/* Tell the consumer that no more records follow. */
-void core_channel_end(struct channel *self);
 
 #endif

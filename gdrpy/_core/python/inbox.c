@@ -111,7 +111,8 @@ static int inbox_init(struct inbox *self, PyObject *args, PyObject *kwargs)
 						     .capacity = CORE_SLOTS_MAX};
 	struct mapping *gpu;
 
-	if (!core_ring_hold(&self->memory, "Inbox", args, kwargs, &needs, &self->reader.slots))
+	if (!core_ring_hold(&self->memory, "Inbox", args, kwargs, &needs, &self->reader.slots,
+			    NULL))
 		return -1;
 	gpu = self->memory.gpu;
 	core_inbox_begin(&self->reader, gpu->type, gpu->address, self->memory.host->address,

@@ -1,22 +1,17 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * gdrpy._core._mapping.Link and Answer: requests in a channel, and answers in slots of host memory.
+ * gdrpy._core._mapping.Link and Answer: requests in slots of GPU memory, and answers in slots of
+ * host memory.
  *
- * The answer to request i lies in slot i % capacity. A request is pushed only when the one before
- * it in its slot has been answered and that answer taken, so kernels need no counter to find room.
+ * Request i and its answer lie in slots i % capacity. A request is pushed only when the one before
+ * it in its slot has been answered and that answer taken, so neither end needs a counter to find
+ * room.
  */
-#include "channel.h"
+#include "link.h"
+
 #include "channel/inbox.h"
 
 #include <structmember.h>
-
-struct link {
-	PyObject_HEAD struct channel *channel; /* NULL until it is initialized */
-	struct mapping *host;
-	struct gdr_slots answers;
-	PyObject ***claims; /* by slot: where the last answer goes; NULL once it is there */
-	uint64_t record_nbytes;
-};
 
 struct answer {
 	PyObject_HEAD struct link *link; /* NULL until its request is pushed */
@@ -31,35 +26,32 @@ static PyObject *nowhere;
 
 PyTypeObject *core_link_type_object;
 
-_Static_assert(sizeof(struct gdr_link) <= CORE_RING_TAIL, "the words follow the descriptor");
-
 static PyObject ***claim_of(struct link *self, uint64_t number)
 {
-	return &self->claims[number & (self->answers.capacity - 1)];
+	return &self->claims[number & (self->end.link.answers.capacity - 1)];
 }
 
-static bool link_usable(struct link *self, const char *method)
+bool core_link_usable(struct link *self, const char *method)
 {
-	if (!self->channel)
-		return core_raise(PyExc_TypeError, "%s: the Link was never initialized", method);
-	return core_ring_usable(&self->channel->memory, "Link", method);
+	return core_ring_usable(&self->memory, "Link", method);
 }
 
 static bool has_arrived(struct link *self, uint64_t number)
 {
-	return gdr_slot_get(&self->answers, number, NULL);
+	return gdr_slot_get(&self->end.link.answers, number, NULL);
 }
 
 /* Move an answer that has arrived from its slot to where it goes; false with an exception set. */
 static bool move_answer(struct link *self, uint64_t number)
 {
+	const struct gdr_slots *answers = &self->end.link.answers;
 	PyObject ***claim = claim_of(self, number), *record;
 
 	if (*claim != UNCLAIMED) {
-		record = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)self->answers.record_nbytes);
+		record = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)answers->record_nbytes);
 		if (!record)
 			return false;
-		gdr_slot_get(&self->answers, number, PyBytes_AsString(record));
+		gdr_slot_get(answers, number, PyBytes_AsString(record));
 		__atomic_store_n(*claim, record, __ATOMIC_RELAXED);
 	}
 	*claim = NULL;
@@ -70,13 +62,14 @@ static bool move_answer(struct link *self, uint64_t number)
 static bool is_vacant(struct link *self, uint64_t number)
 {
 	return !__atomic_load_n(claim_of(self, number), __ATOMIC_RELAXED) ||
-	       has_arrived(self, number - self->answers.capacity);
+	       has_arrived(self, number - self->end.link.answers.capacity);
 }
 
 /* Move the answer from a vacant slot, if there is one; false with an exception set. */
 static bool vacate(struct link *self, uint64_t number)
 {
-	return !*claim_of(self, number) || move_answer(self, number - self->answers.capacity);
+	return !*claim_of(self, number) ||
+	       move_answer(self, number - self->end.link.answers.capacity);
 }
 
 struct waiting {
@@ -89,48 +82,42 @@ struct waiting {
 /* Of the request that is next by now: other threads push, too. */
 static bool can_push(void *context)
 {
-	struct waiting *wait = context;
-	struct channel *channel = wait->link->channel;
-	const struct core_ring *ring = &channel->producer.ring;
-	uint64_t number = __atomic_load_n(&channel->producer.tail, __ATOMIC_RELAXED);
+	struct link *link = ((struct waiting *)context)->link;
 
-	return (number - core_ring_popped(ring) < ring->capacity &&
-		is_vacant(wait->link, number)) ||
-	       core_ring_stopped(ring) || __atomic_load_n(&channel->closed, __ATOMIC_RELAXED);
+	return is_vacant(link, __atomic_load_n(&link->end.pushed, __ATOMIC_RELAXED)) ||
+	       core_requests_stopped(&link->end) ||
+	       __atomic_load_n(&link->closed, __ATOMIC_RELAXED);
 }
 
 static bool may_push(void *context)
 {
 	struct waiting *wait = context;
 
-	if (!link_usable(wait->link, wait->method))
+	if (!core_link_usable(wait->link, wait->method))
 		return false;
-	if (wait->link->channel->closed)
+	if (wait->link->closed)
 		return core_raise(core_error_closed, "%s: the link is closed", wait->method);
-	return core_channel_may_push(wait->link->channel, wait->method);
+	return !core_requests_stopped(&wait->link->end) ||
+	       core_raise(core_error_closed, "%s: the kernel has stopped", wait->method);
 }
 
 /* Push a request when there is room, and return its number; -1 with an exception set. */
 static int64_t push_request(struct link *self, const char *method, const char *record,
 			    int64_t deadline, PyObject **claim)
 {
-	struct core_ring_producer *producer = &self->channel->producer;
 	struct waiting wait = {.link = self, .method = method};
 	struct core_spin spin = {.look = can_push,
 				 .may_go_on = may_push,
 				 .context = &wait,
 				 .looks = CORE_LOOKS_CACHED};
+	uint64_t number;
 
 	for (;;) {
 		if (!may_push(&wait))
 			return -1;
-		wait.number = producer->tail;
-		if (is_vacant(self, wait.number)) {
-			if (!vacate(self, wait.number))
-				return -1;
-			if (core_ring_push(producer, record, 1))
-				break;
-		}
+		number = self->end.pushed;
+		if (is_vacant(self, number))
+			break;
 		spin.timeout = core_time_left(deadline);
 		switch (core_spin(&spin)) {
 		case CORE_SPIN_CAME:
@@ -139,14 +126,17 @@ static int64_t push_request(struct link *self, const char *method, const char *r
 			PyErr_Format(core_error_timeout,
 				     "%s: the link holds %llu requests, and the first of them was "
 				     "not taken or not answered in time",
-				     method, (unsigned long long)self->answers.capacity);
+				     method, (unsigned long long)self->end.link.requests.capacity);
 			return -1;
 		case CORE_SPIN_ERROR:
 			return -1;
 		}
 	}
-	*claim_of(self, wait.number) = claim;
-	return (int64_t)wait.number;
+	if (!vacate(self, number))
+		return -1;
+	core_requests_push(&self->end, record);
+	*claim_of(self, number) = claim;
+	return (int64_t)number;
 }
 
 /* Push the request of Python arguments; -1 with an exception set. */
@@ -157,9 +147,10 @@ static int64_t submit(struct link *self, const char *method, PyObject *object, i
 	struct core_bytes record;
 	int64_t number = -1;
 
-	if (!link_usable(self, method) || !core_get_bytes(method, "record", object, false, &record))
+	if (!core_link_usable(self, method) ||
+	    !core_get_bytes(method, "record", object, false, &record))
 		return -1;
-	nbytes = (Py_ssize_t)self->record_nbytes;
+	nbytes = (Py_ssize_t)self->end.link.requests.record_nbytes;
 	if (record.nbytes != nbytes)
 		PyErr_Format(PyExc_ValueError, "%s: a record has %zd bytes, but %zd were given",
 			     method, nbytes, record.nbytes);
@@ -174,15 +165,14 @@ static bool has_answer(void *context)
 	struct waiting *wait = context;
 
 	return __atomic_load_n(wait->record, __ATOMIC_RELAXED) ||
-	       has_arrived(wait->link, wait->number) ||
-	       core_ring_stopped(&wait->link->channel->producer.ring);
+	       has_arrived(wait->link, wait->number) || core_requests_stopped(&wait->link->end);
 }
 
 static bool may_wait(void *context)
 {
 	struct waiting *wait = context;
 
-	return link_usable(wait->link, wait->method);
+	return core_link_usable(wait->link, wait->method);
 }
 
 /* Wait until the answer to a request is at *record, where it goes; false with an exception set. */
@@ -231,109 +221,49 @@ static PyObject *link_call(struct link *self, CORE_PARAMETERS)
 
 static PyObject *link_close(struct link *self, void *Py_UNUSED(unused))
 {
-	if (self->channel)
-		core_channel_end(self->channel);
+	if (!self->closed && core_ring_is_ours(&self->memory))
+		core_requests_close(&self->end);
+	if (self->memory.gpu)
+		__atomic_store_n(&self->closed, true, __ATOMIC_RELAXED);
 	Py_RETURN_NONE;
 }
 
 static PyObject *link_closed(struct link *self, void *Py_UNUSED(unused))
 {
-	return PyBool_FromLong(!self->channel ||
-			       __atomic_load_n(&self->channel->closed, __ATOMIC_RELAXED));
-}
-
-/* What a kernel does, for its stand-in. */
-static PyObject *link_answer(struct link *self, CORE_PARAMETERS)
-{
-	static const char *const names[] = {"number", "record", NULL};
-	static const char method[] = "LinkServer.answer";
-	const char *refusal = NULL;
-	const struct core_ring *ring;
-	struct core_bytes record;
-	PyObject *arg[2];
-	uint64_t number;
-
-	if (!core_parse(method, CORE_ARGUMENTS, names, 2, arg) ||
-	    !core_as_word(method, arg[0], 8, &number) || !link_usable(self, method) ||
-	    !core_get_bytes(method, "record", arg[1], false, &record))
-		return NULL;
-	ring = &self->channel->producer.ring;
-	if ((uint64_t)record.nbytes != self->answers.record_nbytes)
-		PyErr_Format(PyExc_ValueError, "%s: an answer has %llu bytes, but %zd were given",
-			     method, (unsigned long long)self->answers.record_nbytes,
-			     record.nbytes);
-	else if (number >= core_ring_popped(ring))
-		refusal = "has not been taken";
-	else if (core_ring_pushed(ring) - number > ring->capacity || has_arrived(self, number))
-		refusal = "has been answered before";
-	else
-		gdr_slot_put(&self->answers, number, record.data);
-	core_release_bytes(&record);
-	if (refusal)
-		PyErr_Format(PyExc_ValueError, "%s: request %llu %s", method,
-			     (unsigned long long)number, refusal);
-	return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+	return PyBool_FromLong(!self->memory.gpu ||
+			       __atomic_load_n(&self->closed, __ATOMIC_RELAXED));
 }
 
 CORE_METHOD_ALONE(link_call_alone, link, link_call)
-CORE_METHOD_ALONE(link_answer_alone, link, link_answer)
 CORE_ALONE(link_close, link)
 
 static int link_init(struct link *self, PyObject *args, PyObject *kwargs)
 {
-	static char *names[] = {"channel", "host", "answer_nbytes", NULL};
-	struct gdr_slots *answers = &self->answers, on_gpu;
-	struct channel *channel;
-	struct mapping *host;
-	uint64_t host_ptr;
-	Py_ssize_t nbytes;
+	static const struct core_ring_needs needs = {.gpu = CORE_LINK_REQUESTS,
+						     .host = CORE_LINK_ANSWERS,
+						     .gpu_record = CORE_SLOT_FACTOR,
+						     .host_answer = CORE_SLOT_FACTOR,
+						     .capacity = CORE_SLOTS_MAX};
+	struct core_ring_memory *memory = &self->memory;
+	struct gdr_link *link = &self->end.link;
 
-	if (!core_init_once("Link", self->channel) ||
-	    !PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!n:Link", names,
-					 core_channel_type_object, &channel,
-					 core_mapping_type_object, &host, &nbytes) ||
-	    !core_channel_usable(channel, "Link") || !core_mapping_writable(host, "Link"))
+	if (!core_ring_hold(memory, "Link", args, kwargs, &needs, &link->requests, &link->answers))
 		return -1;
-	answers->capacity = channel->producer.ring.capacity;
-	if (nbytes <= 0 || nbytes % CORE_RING_RECORD_UNIT || nbytes > CORE_RING_RECORD_MAX ||
-	    answers->capacity > CORE_SLOTS_MAX ||
-	    (uint64_t)(host->nbytes / (CORE_SLOT_FACTOR * nbytes)) < answers->capacity) {
-		PyErr_SetString(PyExc_ValueError, "Link: answer_nbytes, the channel's capacity or "
-						  "the mapping's size is out of range");
-		return -1;
-	}
-	host_ptr = PyLong_AsUnsignedLongLong(host->ptr);
-	if (PyErr_Occurred())
-		return -1;
-	PyMem_Free(self->claims); /* of an attempt that failed */
-	self->claims = PyMem_Calloc(answers->capacity, sizeof(*self->claims));
+	self->claims = PyMem_Calloc(link->answers.capacity, sizeof(*self->claims));
 	if (!self->claims) {
+		core_ring_let_go(memory);
 		PyErr_NoMemory();
 		return -1;
 	}
-	if (!core_mapping_hold(host, "Link", CORE_ONE_VIEW))
-		return -1;
-	self->host = (struct mapping *)Py_NewRef((PyObject *)host);
-	self->channel = (struct channel *)Py_NewRef((PyObject *)channel);
-	self->record_nbytes = channel->producer.ring.record_nbytes;
-	answers->record_nbytes = (uint64_t)nbytes;
-	answers->address = (uintptr_t)host->address;
-	core_slots_clear(answers);
-	on_gpu = *answers;
-	on_gpu.address = host_ptr;
-	core_copy_to(channel->memory.gpu->type,
-		     channel->memory.gpu->address + offsetof(struct gdr_link, answers), &on_gpu,
-		     sizeof(on_gpu));
-	core_store_fence();
+	core_requests_place(&self->end, memory->gpu->type, memory->gpu->address,
+			    memory->host->address);
+	core_requests_begin(&self->end, memory->gpu->address, memory->gpu_ptr, memory->host_ptr);
 	return 0;
 }
 
 static int link_clear(struct link *self)
 {
-	if (self->host)
-		core_mapping_let_go(self->host, CORE_ONE_VIEW);
-	Py_CLEAR(self->host);
-	Py_CLEAR(self->channel);
+	core_ring_let_go(&self->memory);
 	return 0;
 }
 
@@ -345,7 +275,7 @@ static void link_dealloc(struct link *self)
 	core_free_object(self);
 }
 
-CORE_TRAVERSE(link, Py_VISIT(self->host); Py_VISIT(self->channel))
+CORE_TRAVERSE(link, Py_VISIT(self->memory.gpu); Py_VISIT(self->memory.host))
 
 static PyMethodDef link_methods[] = {
 	{"call", CORE_FASTCALL(link_call_alone),
@@ -356,12 +286,10 @@ static PyMethodDef link_methods[] = {
 	 "the same time. `timeout`, in seconds, is that of the whole call; the kernel still gets\n"
 	 "a request that was pushed.\n"
 	 "Raises ValueError, Timeout, Closed (also if the kernel has stopped), Forked."},
-	{"_answer", CORE_FASTCALL(link_answer_alone),
-	 "_answer(number, record)\n--\n\nLinkServer.answer()."},
 	{"close", (PyCFunction)link_close_alone, METH_NOARGS,
 	 "close()\n--\n\n"
 	 "Tell the kernel that no more requests follow. May be called again.\n\n"
-	 "Requests in the ring can still be taken, and answered. The memory is freed with the\n"
+	 "Requests in the link can still be taken, and answered. The memory is freed with the\n"
 	 "Link, its answers and its servers: keep them until the kernel has ended."},
 	{NULL, NULL, 0, NULL},
 };
@@ -372,18 +300,18 @@ static PyGetSetDef link_getset[] = {
 };
 
 static PyMemberDef link_members[] = {
-	{"record_nbytes", T_ULONGLONG, offsetof(struct link, record_nbytes), READONLY,
-	 "Bytes of a request."},
-	{"answer_nbytes", T_ULONGLONG, offsetof(struct link, answers.record_nbytes), READONLY,
-	 "Bytes of an answer."},
-	{"capacity", T_ULONGLONG, offsetof(struct link, answers.capacity), READONLY,
+	{"record_nbytes", T_ULONGLONG, offsetof(struct link, end.link.requests.record_nbytes),
+	 READONLY, "Bytes of a request."},
+	{"answer_nbytes", T_ULONGLONG, offsetof(struct link, end.link.answers.record_nbytes),
+	 READONLY, "Bytes of an answer."},
+	{"capacity", T_ULONGLONG, offsetof(struct link, end.link.requests.capacity), READONLY,
 	 "How many requests may be under way."},
 	{NULL, 0, 0, 0, NULL},
 };
 
 static PyType_Slot link_slots[] = {
-	{Py_tp_doc,
-	 "Link(channel, host, answer_nbytes)\n--\n\nRequests to a kernel, and its answers."},
+	{Py_tp_doc, "Link(memory, host, record_nbytes, capacity, answer_nbytes)\n--\n\n"
+		    "Requests to a kernel, and its answers."},
 	{Py_tp_init, link_init},
 	{Py_tp_dealloc, link_dealloc},
 	{Py_tp_traverse, link_traverse},
@@ -406,7 +334,7 @@ static PyObject *answer_result(struct answer *self, CORE_PARAMETERS)
 	if (!core_parse(method, CORE_ARGUMENTS, names, 0, arg) ||
 	    !core_as_timeout(method, arg[0], &timeout))
 		return NULL;
-	if (!self->record && (!link_usable(self->link, method) ||
+	if (!self->record && (!core_link_usable(self->link, method) ||
 			      !wait_for_answer(self->link, method, self->number,
 					       core_deadline(timeout), &self->record)))
 		return NULL;

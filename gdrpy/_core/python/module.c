@@ -3,6 +3,7 @@
 #include "module.h"
 #include "channel.h"
 #include "channel/inbox.h"
+#include "channel/requests.h"
 #include "layout.h"
 #include "mapping.h"
 #include "transfers.h"
@@ -125,7 +126,8 @@ static bool add_contents(PyObject *module)
 	       (core_inbox_type_object = add_type(module, &core_inbox_spec)) &&
 	       (core_link_type_object = add_type(module, &core_link_spec)) &&
 	       add_type(module, &core_answer_spec) && add_type(module, &core_writer_spec) &&
-	       add_type(module, &core_reader_spec) && add_type(module, &core_flag_spec) &&
+	       add_type(module, &core_reader_spec) && add_type(module, &core_server_spec) &&
+	       add_type(module, &core_flag_spec) &&
 	       (core_transfers_type_object = add_type(module, &core_transfers_spec)) &&
 	       (core_buffer_type_object = add_type(module, &core_buffer_spec)) &&
 	       add_type(module, &core_lease_spec) && add_type(module, &core_queue_spec) &&
@@ -136,6 +138,8 @@ static bool add_contents(PyObject *module)
 	       !PyModule_AddIntConstant(module, "CHANNEL_HOST_NBYTES", CORE_RING_HOST_NBYTES) &&
 	       !PyModule_AddIntConstant(module, "INBOX_NBYTES", CORE_INBOX_NBYTES) &&
 	       !PyModule_AddIntConstant(module, "INBOX_HOST_NBYTES", CORE_INBOX_SLOTS) &&
+	       !PyModule_AddIntConstant(module, "LINK_NBYTES", CORE_LINK_REQUESTS) &&
+	       !PyModule_AddIntConstant(module, "LINK_HOST_NBYTES", CORE_LINK_ANSWERS) &&
 	       !PyModule_AddIntConstant(module, "SLOT_FACTOR", CORE_SLOT_FACTOR);
 }
 

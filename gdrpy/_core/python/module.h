@@ -7,8 +7,8 @@
 
 extern PyType_Spec core_answer_spec, core_buffer_spec, core_channel_spec, core_reader_spec,
 	core_descriptor_spec, core_flag_spec, core_inbox_spec, core_lease_spec, core_link_spec,
-	core_mapping_spec, core_queue_spec, core_resource_spec, core_transfers_spec, core_undo_spec,
-	core_writer_spec;
+	core_mapping_spec, core_queue_spec, core_resource_spec, core_server_spec,
+	core_transfers_spec, core_undo_spec, core_writer_spec;
 extern PyTypeObject *core_buffer_type_object, *core_mapping_type_object, *core_channel_type_object,
 	*core_descriptor_type_object, *core_inbox_type_object, *core_link_type_object;
 

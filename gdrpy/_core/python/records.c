@@ -15,28 +15,35 @@ static bool fits(const struct mapping *mapping, Py_ssize_t fixed, Py_ssize_t rec
 	       (!record || (mapping->nbytes - fixed) / record >= capacity);
 }
 
+static bool is_record_size(Py_ssize_t nbytes)
+{
+	return nbytes > 0 && nbytes % CORE_RING_RECORD_UNIT == 0 && nbytes <= CORE_RING_RECORD_MAX;
+}
+
 bool core_ring_hold(struct core_ring_memory *memory, const char *type, PyObject *args,
 		    PyObject *kwargs, const struct core_ring_needs *needs,
-		    struct gdr_slots *records)
+		    struct gdr_slots *records, struct gdr_slots *answers)
 {
-	static char *names[] = {"memory", "host", "record_nbytes", "capacity", NULL};
+	static char *names[] = {"memory",   "host",	     "record_nbytes",
+				"capacity", "answer_nbytes", NULL};
 	PyTypeObject *mapping = core_mapping_type_object;
 	struct mapping *gpu, *host;
-	Py_ssize_t nbytes, capacity;
+	Py_ssize_t nbytes, capacity, answer = 0;
 
 	if (!core_init_once(type, memory->gpu) ||
-	    !PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!nn", names, mapping, &gpu, mapping,
-					 &host, &nbytes, &capacity) ||
+	    !PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!nn|n", names, mapping, &gpu, mapping,
+					 &host, &nbytes, &capacity, &answer) ||
 	    !core_mapping_writable(gpu, type) || !core_mapping_writable(host, type))
 		return false;
-	if (nbytes <= 0 || nbytes % CORE_RING_RECORD_UNIT || nbytes > CORE_RING_RECORD_MAX ||
+	if (!is_record_size(nbytes) || !(answers ? is_record_size(answer) : answer == 0) ||
 	    capacity <= 0 || capacity & (capacity - 1) || capacity > needs->capacity ||
 	    !fits(gpu, needs->gpu, needs->gpu_record * nbytes, capacity) ||
-	    !fits(host, needs->host, needs->host_record * nbytes, capacity))
+	    !fits(host, needs->host, needs->host_record * nbytes + needs->host_answer * answer,
+		  capacity))
 		return core_raise(PyExc_ValueError,
-				  "%s: record_nbytes, capacity or the mappings' size is out of "
+				  "%s: record_nbytes, capacity%s or the mappings' size is out of "
 				  "range",
-				  type);
+				  type, answers ? ", answer_nbytes" : "");
 	memory->gpu_ptr = PyLong_AsUnsignedLongLong(gpu->ptr);
 	if (PyErr_Occurred())
 		return false;
@@ -49,8 +56,9 @@ bool core_ring_hold(struct core_ring_memory *memory, const char *type, PyObject 
 	}
 	memory->gpu = (struct mapping *)Py_NewRef((PyObject *)gpu);
 	memory->host = (struct mapping *)Py_NewRef((PyObject *)host);
-	records->capacity = (uint64_t)capacity;
-	records->record_nbytes = (uint64_t)nbytes;
+	*records = (struct gdr_slots){0, (uint64_t)capacity, (uint64_t)nbytes};
+	if (answers)
+		*answers = (struct gdr_slots){0, (uint64_t)capacity, (uint64_t)answer};
 	return true;
 }
 

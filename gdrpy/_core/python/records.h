@@ -13,19 +13,19 @@ struct core_ring_memory {
 	uint64_t gpu_ptr, host_ptr; /* their addresses for kernels */
 };
 
-/* The bytes that a ring needs besides its records, and for a record. */
+/* The bytes that a ring needs besides its records, and for a byte of a record, or of an answer. */
 struct core_ring_needs {
-	Py_ssize_t gpu, host, gpu_record, host_record;
+	Py_ssize_t gpu, host, gpu_record, host_record, host_answer;
 	Py_ssize_t capacity; /* at most */
 };
 
 /*
- * Hold the memory of a new object from the arguments (memory, host, record_nbytes, capacity), which
- * are checked. False with an exception set.
+ * Hold the memory of a new object from the arguments (memory, host, record_nbytes, capacity), and
+ * answer_nbytes if `answers` is not NULL, which are checked. False with an exception set.
  */
 bool core_ring_hold(struct core_ring_memory *memory, const char *type, PyObject *args,
 		    PyObject *kwargs, const struct core_ring_needs *needs,
-		    struct gdr_slots *records);
+		    struct gdr_slots *records, struct gdr_slots *answers);
 void core_ring_let_go(struct core_ring_memory *memory);
 
 /* Whether the memory is held, by this process. */

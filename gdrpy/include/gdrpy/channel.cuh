@@ -22,6 +22,12 @@
 namespace gdrpy
 {
 
+/* Of its block. */
+static __device__ __forceinline__ bool is_first_thread()
+{
+	return threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0;
+}
+
 /* The slots of an inbox or of answers, which any thread may store to. */
 class SlotWriter
 {
@@ -143,8 +149,8 @@ class InboxWriter
 
 	/*
 	 * The steps of a push, for records that several threads store: the number of the next
-	 * record; waiting for its slot, false if the reader is closed; and its pieces. If threads of
-	 * a warp reserve at the same time, the inbox must have a capacity of 64 or more, so that
+	 * record; waiting for its slot, false if the reader is closed; and its pieces. If threads
+	 * of a warp reserve at the same time, the inbox must have a capacity of 64 or more, so that
 	 * none of them waits for the record of another.
 	 */
 	__device__ unsigned long long reserve()
@@ -335,11 +341,6 @@ class ChannelReader
 	}
 
       private:
-	static __device__ bool is_first_thread()
-	{
-		return threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0;
-	}
-
 	static __device__ void store(unsigned long long address, unsigned long long value)
 	{
 		gdr_release_fence(); /* records are loaded before their slots are returned */
@@ -350,19 +351,136 @@ class ChannelReader
 	unsigned long long head_;
 };
 
-/* A link's requests, taken as a channel's records are, each of which must be answered once. */
-class LinkServer : public ChannelReader
+/*
+ * A link's requests, each of which must be answered once. For one thread; or each thread of a block
+ * has a copy, and all call the *_block functions. What an answer needs of its request must be
+ * loaded, by all threads, before the answer is whole: then the CPU may push into the request's
+ * slot.
+ *
+ *	extern "C" __global__ void serve(const gdr_link *link)
+ *	{
+ *		gdrpy::LinkServer server(link);
+ *		Question question;
+ *
+ *		while (server.next(question)) { // false: the end
+ *			server.answer(0, reply_to(question));
+ *			server.release(1);
+ *		}
+ *		server.stop();
+ *	}
+ */
+class LinkServer
 {
       public:
+	/* Continues after the requests that earlier servers have released. */
 	__device__ explicit LinkServer(const gdr_link *link)
-	    : ChannelReader(&link->requests), answers_(link->answers)
+	    : link_(*link), answers_(link->answers), popped_(gdr_load_acquire(link->taken))
 	{
 	}
 
+	/* Whether the address is that of a link of this header's version. */
+	__device__ bool valid() const
+	{
+		return link_.magic == GDR_LINK_MAGIC && link_.version == GDR_LINK_VERSION;
+	}
+
+	__device__ unsigned long long record_nbytes() const
+	{
+		return link_.requests.record_nbytes;
+	}
+	__device__ unsigned long long answer_nbytes() const
+	{
+		return link_.answers.record_nbytes;
+	}
+	__device__ unsigned long long capacity() const
+	{
+		return link_.requests.capacity;
+	}
+
+	/* How many requests were released, which is the number of request 0 of the calls below. */
+	__device__ unsigned long long popped() const
+	{
+		return popped_;
+	}
+
 	/*
-	 * Answers ready request i, counted from 0, by a trivial type of up to answer_nbytes bytes.
-	 * By any one thread, in any order, before they are released. The CPU that has the answer
-	 * sees all that this thread stored before.
+	 * Waits for request 0, and loads it as a T, a trivial type of up to record_nbytes bytes;
+	 * false at the end. For one thread, which then sees all that the CPU stored before.
+	 */
+	template <class T> __device__ bool next(T &request) const
+	{
+		for (;;) {
+			Slot<T> slot;
+			int found = gdr_link_look(&link_, popped_, slot.pieces, slot.words);
+
+			if (found > 0) {
+				request = slot.record();
+				return true;
+			}
+			if (found < 0)
+				return false;
+		}
+	}
+
+	/* How many requests from request 0 on have arrived, up to `limit`. Does not wait. */
+	__device__ unsigned long long ready(unsigned long long limit) const
+	{
+		unsigned long long n = 0;
+
+		while (n < limit && has_arrived(popped_ + n))
+			n++;
+		return n;
+	}
+
+	/* Waits until requests are ready, and returns how many; 0 at the end. For one thread. */
+	__device__ unsigned long long wait(unsigned long long limit = 1) const
+	{
+		for (;;) {
+			unsigned long long end = gdr_load(link_.end);
+
+			if (unsigned long long n = ready(limit))
+				return n;
+			if (end && popped_ >= end - 1)
+				return 0;
+		}
+	}
+
+	/* The same for a block: all its threads call it, and get the same result. */
+	__device__ unsigned long long wait_block(unsigned long long limit = 1) const
+	{
+		__shared__ unsigned long long shared;
+		unsigned long long n;
+
+		if (is_first_thread())
+			shared = wait(limit);
+		__syncthreads();
+		n = shared;
+		__syncthreads(); /* all threads have read it before the next call changes it */
+		return n;
+	}
+
+	/* 16 bytes of ready request i, counted from 0. */
+	__device__ uint4 load16(unsigned long long i, unsigned int piece) const
+	{
+		Slot<uint4> slot;
+
+		gdr_slot_load(&link_.requests, popped_ + i, piece, slot.pieces, slot.words);
+		return slot.record();
+	}
+
+	/* A ready request as a T, a trivial type of up to record_nbytes bytes. */
+	template <class T> __device__ T load(unsigned long long i) const
+	{
+		Slot<T> slot;
+
+		gdr_slot_load(&link_.requests, popped_ + i, 0, slot.pieces, slot.words);
+		return slot.record();
+	}
+
+	/*
+	 * Answers ready request i by a trivial type of up to answer_nbytes bytes. By any one
+	 * thread, in any order, before they are released. The CPU that has the answer sees all that
+	 * this thread stored before.
 	 */
 	template <class T> __device__ void answer(unsigned long long i, const T &value) const
 	{
@@ -371,15 +489,16 @@ class LinkServer : public ChannelReader
 	}
 
 	/* The same in less time, for an answer that tells of nothing else that was stored. */
-	template <class T> __device__ void answer_relaxed(unsigned long long i, const T &value) const
+	template <class T>
+	__device__ void answer_relaxed(unsigned long long i, const T &value) const
 	{
-		answers_.put(popped() + i, value);
+		answers_.put(popped_ + i, value);
 	}
 
 	/* 16 bytes of an answer, all of whose bytes must be stored, by any threads. */
 	__device__ void answer16(unsigned long long i, unsigned int piece, uint4 value) const
 	{
-		answers_.put16(popped() + i, piece, value);
+		answers_.put16(popped_ + i, piece, value);
 	}
 
 	/* The answers by their numbers, popped() + i, for requests that were released before. */
@@ -388,8 +507,69 @@ class LinkServer : public ChannelReader
 		return answers_;
 	}
 
+	/* Goes on to the requests after the first n. For one thread. */
+	__device__ void release(unsigned long long n)
+	{
+		popped_ += n;
+		gdr_store(link_.taken, popped_);
+	}
+
+	/* The same for a block, each of whose threads calls it. */
+	__device__ void release_block(unsigned long long n)
+	{
+		popped_ += n;
+		if (is_first_thread())
+			gdr_store(link_.taken, popped_);
+	}
+
+	/* Answers no more requests: calls that still wait raise Closed. For one thread. */
+	__device__ void stop() const
+	{
+		gdr_release_fence(); /* the CPU sees the answers before */
+		gdr_store(link_.stopped, 1);
+	}
+
       private:
+	/* The words that a T has in a slot. */
+	template <class T> struct Slot {
+		enum : unsigned int {
+			pieces = (sizeof(T) + 15) / 16
+		};
+
+		unsigned long long words[4 * pieces];
+
+		__device__ T record() const
+		{
+			union {
+				unsigned int words[4 * pieces];
+				T value;
+			} record;
+
+			for (unsigned int i = 0; i < 4 * pieces; i++)
+				record.words[i] = (unsigned int)words[i];
+			return record.value;
+		}
+	};
+
+	/* In rounds of up to 64 bytes, whose loads are on their way at once. */
+	__device__ bool has_arrived(unsigned long long number) const
+	{
+		unsigned int pieces = (unsigned int)(link_.requests.record_nbytes / 16);
+		unsigned int piece = 0;
+		unsigned long long words[16];
+
+		for (; pieces - piece >= 4; piece += 4)
+			if (!gdr_slot_load(&link_.requests, number, piece, 4, words))
+				return false;
+		for (; piece < pieces; piece++)
+			if (!gdr_slot_load(&link_.requests, number, piece, 1, words))
+				return false;
+		return true;
+	}
+
+	const gdr_link link_;
 	const SlotWriter answers_;
+	unsigned long long popped_;
 };
 
 } // namespace gdrpy

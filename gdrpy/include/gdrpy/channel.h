@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * A channel as its consumer sees it: fixed-size records in a ring, from one producer on the CPU to
- * one consumer on the GPU. For C, CUDA C++ and NVRTC; docs/channel.md describes the protocol.
+ * one consumer on the GPU. And a link as its kernel sees it. For C, CUDA C++ and NVRTC;
+ * docs/channel.md describes the protocols.
  */
 #ifndef GDRPY_CHANNEL_H
 #define GDRPY_CHANNEL_H
@@ -28,13 +29,37 @@ struct gdr_channel {
 	unsigned long long stopped;  /* in host memory: nonzero once no more will be */
 };
 
+#define GDR_LINK_MAGIC 0x4b4e494c50524447ull /* "GDRPLINK" in memory */
+#define GDR_LINK_VERSION 1
+
 /*
- * A link as its kernel sees it: a channel of requests, and slots in host memory for the answers.
- * The answer to request i, the i-th record of the channel, is record i of the slots.
+ * A link: requests from the CPU to one kernel, and its answers, in slots by their numbers. A kernel
+ * gets the address of this structure: 88 bytes in GPU memory, written once. Its addresses are the
+ * GPU's. A request is pushed when the answer to the one before it in its slot was received.
  */
 struct gdr_link {
-	struct gdr_channel requests;
-	struct gdr_slots answers;
+	unsigned long long magic;
+	unsigned int version;
+	unsigned int unused;
+	struct gdr_slots requests;  /* in GPU memory, aligned to 256 bytes */
+	struct gdr_slots answers;   /* in host memory, as many */
+	unsigned long long end;	    /* in GPU memory: 1 + all requests, once no more will come */
+	unsigned long long taken;   /* in GPU memory: how many the server released, for the next */
+	unsigned long long stopped; /* in host memory: nonzero once no more will be answered */
 };
+
+/*
+ * Look once for a request, and load the slot's words of its first `count` times 16 bytes: 1, or 0
+ * if they have not arrived; -1 at the end, where no request of that number will come.
+ */
+GDR_KERNEL int gdr_link_look(const struct gdr_link *link, unsigned long long number,
+			     unsigned int count, unsigned long long *words)
+{
+	unsigned long long end = gdr_load(link->end);
+
+	if (gdr_slot_load(&link->requests, number, 0, count, words))
+		return 1;
+	return end && number >= end - 1 ? -1 : 0;
+}
 
 #endif

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Records from kernels to the CPU: slots in page-locked host memory whose every word is stamped
- * with the record's number, and an inbox, a ring of them that any thread of any kernel may push
- * into. Both ends, for C, CUDA C++ and NVRTC, without another header; compiled for the CPU, the
- * kernel's end is what stands in for kernels in tests. docs/channel.md describes the protocol, and
- * why its memory order is right.
+ * Slots for records whose every word is stamped with the record's number, and an inbox: a ring of
+ * them in page-locked host memory, into which any thread of any kernel may push. Both ends, for C,
+ * CUDA C++ and NVRTC, without another header; compiled for the CPU, the kernel's end is what stands
+ * in for kernels in tests. docs/channel.md describes the protocol, and why its memory order is
+ * right.
  */
 #ifndef GDRPY_INBOX_H
 #define GDRPY_INBOX_H
@@ -51,7 +51,32 @@ GDR_KERNEL unsigned long long gdr_load_acquire(unsigned long long address)
 	return value;
 }
 
-/* Two words of 64 bits. Each arrives whole; nothing orders them. */
+GDR_KERNEL unsigned long long gdr_load(unsigned long long address)
+{
+	unsigned long long value;
+
+	asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+	return value;
+}
+
+/* Two words of 64 bits. Each is whole; nothing orders them. */
+GDR_KERNEL void gdr_load_pair(unsigned long long address, unsigned long long pair[2])
+{
+	asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];"
+		     : "=l"(pair[0]), "=l"(pair[1])
+		     : "l"(address)
+		     : "memory");
+}
+
+GDR_KERNEL void gdr_load_pair_acquire(unsigned long long address, unsigned long long pair[2])
+{
+	asm volatile("ld.acquire.sys.global.v2.u64 {%0, %1}, [%2];"
+		     : "=l"(pair[0]), "=l"(pair[1])
+		     : "l"(address)
+		     : "memory");
+}
+
+/* Each arrives whole; nothing orders them. */
 GDR_KERNEL void gdr_store_pair(unsigned long long address, unsigned long long first,
 			       unsigned long long second)
 {
@@ -104,6 +129,23 @@ GDR_KERNEL unsigned long long gdr_load_acquire(unsigned long long address)
 	return __atomic_load_n((unsigned long long *)address, __ATOMIC_ACQUIRE);
 }
 
+GDR_KERNEL unsigned long long gdr_load(unsigned long long address)
+{
+	return __atomic_load_n((unsigned long long *)address, __ATOMIC_RELAXED);
+}
+
+GDR_KERNEL void gdr_load_pair(unsigned long long address, unsigned long long pair[2])
+{
+	pair[0] = gdr_load(address);
+	pair[1] = gdr_load(address + 8);
+}
+
+GDR_KERNEL void gdr_load_pair_acquire(unsigned long long address, unsigned long long pair[2])
+{
+	pair[0] = gdr_load_acquire(address);
+	pair[1] = gdr_load_acquire(address + 8);
+}
+
 /* Released, as gdr_release_fence() does nothing here: ThreadSanitizer understands no fences. */
 GDR_KERNEL void gdr_store(unsigned long long address, unsigned long long value)
 {
@@ -134,16 +176,55 @@ GDR_KERNEL int gdr_exchange(unsigned long long address, unsigned long long *expe
 }
 #endif
 
+/* What the slot's words of a record have in their high halves. */
+GDR_KERNEL unsigned long long gdr_slot_stamp(const struct gdr_slots *slots,
+					     unsigned long long number)
+{
+	return (number + slots->capacity) << 32;
+}
+
+/* Where 16 bytes of a record, number `piece` of them, lie in its slot. */
+GDR_KERNEL unsigned long long gdr_slot_address(const struct gdr_slots *slots,
+					       unsigned long long number, unsigned int piece)
+{
+	return slots->address + piece * 32ull +
+	       (number & (slots->capacity - 1)) * 2 * slots->record_nbytes;
+}
+
 /* Store 16 bytes of a record, number `piece` of them, to the record's slot, which must be free. */
 GDR_KERNEL void gdr_slot_put16(const struct gdr_slots *slots, unsigned long long number,
 			       unsigned int piece, const unsigned int words[4])
 {
-	unsigned long long stamp = (number + slots->capacity) << 32;
-	unsigned long long address = slots->address + piece * 32ull +
-				     (number & (slots->capacity - 1)) * 2 * slots->record_nbytes;
+	unsigned long long stamp = gdr_slot_stamp(slots, number);
+	unsigned long long address = gdr_slot_address(slots, number, piece);
 
 	gdr_store_pair(address, stamp | words[0], stamp | words[1]);
 	gdr_store_pair(address + 16, stamp | words[2], stamp | words[3]);
+}
+
+/*
+ * Load the slot's words of `count` times 16 bytes of a record, from number `piece` on, 4 for each,
+ * and return whether all have arrived: their low halves are the record. A thread that has any of
+ * them sees what was stored before the record, so the last load alone orders what follows.
+ */
+GDR_KERNEL int gdr_slot_load(const struct gdr_slots *slots, unsigned long long number,
+			     unsigned int piece, unsigned int count, unsigned long long *words)
+{
+	unsigned long long address = gdr_slot_address(slots, number, piece);
+	unsigned long long stamp = gdr_slot_stamp(slots, number), even = 0, odd = 0;
+	unsigned int last = 4 * count - 2;
+
+	for (unsigned int i = 0; i < last; i += 2)
+		gdr_load_pair(address + 8ull * i, &words[i]);
+	gdr_load_pair_acquire(address + 8ull * last, &words[last]);
+	/* The last first, or compilers put this work before its load, which makes two rounds. */
+	if (((words[last] ^ stamp) | (words[last + 1] ^ stamp)) >> 32)
+		return 0;
+	for (unsigned int i = 0; i < last; i += 2) {
+		even |= words[i] ^ stamp;
+		odd |= words[i + 1] ^ stamp;
+	}
+	return !((even | odd) >> 32);
 }
 
 /* The numbers of the next `count` records, from the one returned on. */
@@ -240,7 +321,7 @@ static inline void gdr_publish(unsigned long long *address, unsigned long long v
 #endif
 }
 
-/* A whole record as a kernel's threads stored it, by the kernel's end on the CPU. */
+/* A whole record as a kernel's threads store it, by the kernel's end on the CPU. */
 static inline void gdr_slot_put(const struct gdr_slots *slots, unsigned long long number,
 				const char *record)
 {
@@ -259,9 +340,9 @@ static inline void gdr_slot_put(const struct gdr_slots *slots, unsigned long lon
 static inline int gdr_slot_get(const struct gdr_slots *slots, unsigned long long number,
 			       char *record)
 {
-	unsigned long long slot = (number & (slots->capacity - 1)) * 2 * slots->record_nbytes;
-	const unsigned long long *words = (const unsigned long long *)(slots->address + slot);
-	unsigned long long stamp = (number + slots->capacity) << 32, wrong = 0;
+	const unsigned long long *words =
+		(const unsigned long long *)gdr_slot_address(slots, number, 0);
+	unsigned long long stamp = gdr_slot_stamp(slots, number), wrong = 0;
 
 	for (unsigned long long i = 0; i < slots->record_nbytes / 4; i += 2) {
 		unsigned long long low = __atomic_load_n(&words[i], __ATOMIC_ACQUIRE) ^ stamp;

@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: MIT */
+#include "channel/requests.h"
+
+#include "channel/inbox.h"
+
+_Static_assert(sizeof(struct gdr_link) == 88, "struct gdr_link is part of the protocol");
+_Static_assert(sizeof(struct gdr_link) <= CORE_LINK_TAKEN, "the words follow the descriptor");
+
+/* Bytes of a record that are stamped before they are copied: a slot's words take twice as many. */
+#define CHUNK_NBYTES 512
+
+static unsigned long long *word(unsigned long long address)
+{
+	return (unsigned long long *)(uintptr_t)address;
+}
+
+void core_requests_place(struct core_requests *requests, enum core_mapping_kind type, char *memory,
+			 char *host)
+{
+	requests->type = type;
+	requests->link.requests.address = (uintptr_t)memory + CORE_LINK_REQUESTS;
+	requests->link.answers.address = (uintptr_t)host + CORE_LINK_ANSWERS;
+	requests->link.end = (uintptr_t)memory + CORE_LINK_END;
+	requests->link.taken = (uintptr_t)memory + CORE_LINK_TAKEN;
+	requests->link.stopped = (uintptr_t)host + CORE_LINK_STOPPED;
+}
+
+void core_requests_begin(const struct core_requests *requests, char *memory, uint64_t memory_ptr,
+			 uint64_t host_ptr)
+{
+	struct gdr_link described = {
+		.magic = GDR_LINK_MAGIC,
+		.version = GDR_LINK_VERSION,
+		.requests = requests->link.requests,
+		.answers = requests->link.answers,
+		.end = memory_ptr + CORE_LINK_END,
+		.taken = memory_ptr + CORE_LINK_TAKEN,
+		.stopped = host_ptr + CORE_LINK_STOPPED,
+	};
+
+	described.requests.address = memory_ptr + CORE_LINK_REQUESTS;
+	described.answers.address = host_ptr + CORE_LINK_ANSWERS;
+	core_slots_clear(CORE_MAPPING_CACHED, &requests->link.answers);
+	core_slots_clear(requests->type, &requests->link.requests);
+	core_copy_to(requests->type, memory, &described, sizeof(described));
+	gdr_publish(word(requests->link.stopped), 0);
+	gdr_publish(word(requests->link.end), 0);
+	gdr_publish(word(requests->link.taken), 0);
+}
+
+/* Through words on the stack, as write-combined memory takes whole lines best. */
+static void copy_stamped(const struct core_requests *requests, const char *record)
+{
+	const struct gdr_slots *slots = &requests->link.requests;
+	uint64_t stamp = gdr_slot_stamp(slots, requests->pushed);
+	char *slot = (char *)(uintptr_t)gdr_slot_address(slots, requests->pushed, 0);
+	_Alignas(64) uint64_t words[CHUNK_NBYTES / 4];
+
+	for (size_t at = 0; at < slots->record_nbytes; at += CHUNK_NBYTES) {
+		size_t left = slots->record_nbytes - at;
+		size_t nbytes = left < CHUNK_NBYTES ? left : CHUNK_NBYTES;
+
+		for (size_t i = 0; i < nbytes / 4; i++) {
+			uint32_t half;
+
+			memcpy(&half, record + at + 4 * i, sizeof(half));
+			words[i] = stamp | half;
+		}
+		core_copy_to(requests->type, slot + 2 * at, words, 2 * nbytes);
+	}
+}
+
+void core_requests_push(struct core_requests *requests, const char *record)
+{
+	core_store_fence(); /* whoever has a word of it sees all earlier stores */
+	if (requests->type == CORE_MAPPING_CACHED) /* which a copy may tear */
+		gdr_slot_put(&requests->link.requests, requests->pushed, record);
+	else
+		copy_stamped(requests, record);
+	core_store_fence();
+	requests->pushed++;
+}
+
+void core_requests_close(const struct core_requests *requests)
+{
+	gdr_publish(word(requests->link.end), requests->pushed + 1);
+}
+
+bool core_requests_stopped(const struct core_requests *requests)
+{
+	return gdr_load_acquire(requests->link.stopped) != 0;
+}

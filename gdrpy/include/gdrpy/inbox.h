@@ -294,6 +294,23 @@ GDR_KERNEL void gdr_inbox_finish(const struct gdr_inbox *inbox)
 
 #include <string.h>
 
+/* Loads of 16 bytes are twice as fast, but ThreadSanitizer does not take them for atomic. */
+#if defined(__has_feature)
+#define GDR_HAS_FEATURE(feature) __has_feature(feature)
+#else
+#define GDR_HAS_FEATURE(feature) 0
+#endif
+#if defined(__SSE2__) && !defined(__SANITIZE_THREAD__) && !GDR_HAS_FEATURE(thread_sanitizer)
+#include <emmintrin.h>
+#define GDR_SLOT_SSE2
+
+/* Whether any bit is set. */
+static inline int gdr_any(__m128i bits)
+{
+	return _mm_movemask_epi8(_mm_cmpeq_epi32(bits, _mm_setzero_si128())) != 0xffff;
+}
+#endif
+
 struct gdr_inbox_reader {
 	struct gdr_slots slots;
 	unsigned long long *taken; /* in GPU memory, through a mapping */
@@ -337,6 +354,32 @@ static inline void gdr_slot_put(const struct gdr_slots *slots, unsigned long lon
  * Whether all words of a record have arrived. If `record` is not NULL they are copied there,
  * whether or not. What the kernel did before it pushed the record is visible then.
  */
+#if defined(GDR_SLOT_SSE2)
+static inline int gdr_slot_get(const struct gdr_slots *slots, unsigned long long number,
+			       char *record)
+{
+	/* Each half of an aligned load is one access, and x86 performs loads in order. */
+	const __m128i *words = (const __m128i *)gdr_slot_address(slots, number, 0);
+	const __m128i stamp = _mm_set1_epi32((int)(number + slots->capacity));
+	__m128i wrong = _mm_setzero_si128();
+
+	__asm__ volatile("" ::: "memory");
+	for (unsigned long long i = 0; i < slots->record_nbytes / 16; i++) {
+		__m128 first = _mm_castsi128_ps(_mm_load_si128(words + 2 * i));
+		__m128 second = _mm_castsi128_ps(_mm_load_si128(words + 2 * i + 1));
+		__m128 data = _mm_shuffle_ps(first, second, _MM_SHUFFLE(2, 0, 2, 0));
+		__m128 stamps = _mm_shuffle_ps(first, second, _MM_SHUFFLE(3, 1, 3, 1));
+
+		wrong = _mm_or_si128(wrong, _mm_xor_si128(_mm_castps_si128(stamps), stamp));
+		if (record)
+			_mm_storeu_ps((float *)(record + 16 * i), data);
+		else if (gdr_any(wrong))
+			return 0;
+	}
+	__asm__ volatile("" ::: "memory");
+	return !gdr_any(wrong);
+}
+#else
 static inline int gdr_slot_get(const struct gdr_slots *slots, unsigned long long number,
 			       char *record)
 {
@@ -357,6 +400,7 @@ static inline int gdr_slot_get(const struct gdr_slots *slots, unsigned long long
 	}
 	return !(wrong >> 32);
 }
+#endif
 
 /* Continue where the last reader has stopped, and give the producers all of its room. */
 static inline void gdr_inbox_begin(struct gdr_inbox_reader *reader)

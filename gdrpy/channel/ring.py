@@ -9,7 +9,7 @@ from gdrpy import cuda
 from gdrpy._core._mapping import Undo
 from gdrpy.common.arguments import as_int
 from gdrpy.common.resource import Closing
-from gdrpy.memory.page_locked import page_locked
+from gdrpy.memory.page_locked import lend
 from gdrpy.memory.view import Mapping
 from gdrpy.region import Region, alloc
 
@@ -38,9 +38,9 @@ def as_capacity(call: str, value: object, most: int) -> int:
 def allocate(
     undo: Undo, call: str, nbytes: int, host_nbytes: int, device: Any
 ) -> tuple[Region, Mapping]:
-    """Memory of a GPU, and page-locked memory for it."""
+    """Memory of a GPU, and page-locked memory for it, which holds what it held before."""
     ordinal = cuda.ordinal(call, device)
-    return undo.keep(alloc(nbytes, ordinal)), undo.keep(page_locked(host_nbytes, ordinal))
+    return undo.keep(alloc(nbytes, ordinal)), undo.keep(lend(host_nbytes, ordinal))
 
 
 class Rooted:

@@ -1,4 +1,4 @@
-"""Page-locked host memory, which both CPU and GPU reach; that for copies is kept for reuse.
+"""Page-locked host memory, which both CPU and GPU reach; that which gdrpy itself uses is lent.
 
 Allocating it takes milliseconds. Freeing it waits for all kernels of the process, and never returns
 while one of them waits for the CPU. Without CUDA, in place of a device's memory there is memory
@@ -11,10 +11,10 @@ import functools
 import os
 import sys
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from gdrpy import cuda
-from gdrpy._core import _mapping
 from gdrpy._core._mapping import Undo
 from gdrpy.common.arguments import as_size
 from gdrpy.errors import OutOfMemory
@@ -24,7 +24,7 @@ from gdrpy.memory.view import Mapping, MappingType
 if TYPE_CHECKING:
     import numpy as np
 
-#: Bytes kept for each device. Memory returned beyond this is freed.
+#: Bytes kept for each device. Memory of :func:`borrow` that is returned beyond this is freed.
 KEPT_MAX = 256 << 20
 #: A lent mapping has up to twice the bytes requested, plus this many.
 _SPARE = 1 << 20
@@ -81,21 +81,35 @@ def _free(device: int, address: int) -> None:
             cuda.call("cuMemFreeHost", address)
 
 
-def borrow(nbytes: int, device: int | None) -> np.ndarray[Any, Any]:
-    """An array of ``nbytes`` (1 or more) bytes of a device's memory, with undefined contents.
+def lend(nbytes: int, device: int | None) -> Mapping:
+    """``nbytes`` (1 or more) bytes of a device's memory, with undefined contents.
 
-    The memory returns to the pool when the last array of it is gone. Without a device, memory that
-    would not be kept is ordinary: registering it takes longer than a copy. Raises OutOfMemory,
-    CudaError.
+    The memory returns to the pool when the mapping is closed, or when it and its last array are
+    gone. It is always kept, so nothing waits for a kernel. Raises OutOfMemory, CudaError.
+    """
+    return _lend(nbytes, device, _keep)
+
+
+def borrow(nbytes: int, device: int | None) -> np.ndarray[Any, Any]:
+    """An array of memory that is lent, but kept only up to KEPT_MAX when its last array is gone.
+
+    Without a device, memory that would not be kept is ordinary: registering it takes longer than a
+    copy. Raises OutOfMemory, CudaError.
     """
     import numpy as np
 
     if device is None and nbytes > KEPT_MAX:
         return np.empty(nbytes, np.uint8)
+    return np.frombuffer(memoryview(_lend(nbytes, device, _give_back)), np.uint8)
+
+
+def _lend(
+    nbytes: int, device: int | None, give_back: Callable[[Mapping, int | None], None]
+) -> Mapping:
     memory = _take(nbytes, device) or _allocate(nbytes, device)
-    give_back = functools.partial(_give_back, memory, device)
-    lent = _mapping.Mapping(memory.address, nbytes, MappingType.CACHED, False, give_back)
-    return np.frombuffer(memoryview(lent), np.uint8)
+    back = functools.partial(give_back, memory, device)
+    kind = (memory.backend, memory.ptr, device)
+    return Mapping(memory.address, nbytes, MappingType.CACHED, False, back, *kind)
 
 
 def free_kept() -> None:
@@ -135,10 +149,14 @@ def _take(nbytes: int, device: int | None) -> Mapping | None:
         return smallest
 
 
+def _keep(memory: Mapping, device: int | None) -> None:
+    with _lock:
+        _kept.setdefault(device, []).append(memory)
+
+
 def _give_back(memory: Mapping, device: int | None) -> None:
     with _lock:
-        kept = _kept.setdefault(device, [])
-        if memory.nbytes + sum(one.nbytes for one in kept) <= KEPT_MAX:
-            kept.append(memory)
+        if memory.nbytes + sum(one.nbytes for one in _kept.get(device, [])) <= KEPT_MAX:
+            _keep(memory, device)
             return
     memory.close()

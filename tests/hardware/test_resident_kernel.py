@@ -35,6 +35,7 @@ CALLS = {
     "a map and its end": "region.map(0, 4096).close()",
     "a region that comes and goes": "gdrpy.alloc(4 << 20).close()",
     "a channel that comes": "channel = gdrpy.Channel(); channel.close()",
+    "rings that come and go": "gdrpy.Channel(), gdrpy.Inbox(), gdrpy.Link()",
 }
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 import threading
+from collections.abc import Callable
 
 import pytest
 
 import gdrpy
+from gdrpy import sim
 from gdrpy.memory import page_locked as pinnedpool
-from gdrpy.memory.page_locked import borrow
+from gdrpy.memory.page_locked import borrow, lend
 
 MIB = 1 << 20
 
@@ -92,3 +97,99 @@ class TestBorrowedMemory:
         for thread in threads:
             thread.join()
         assert wrong == []
+
+
+class TestLentMemory:
+    def test_is_the_devices_and_has_an_address_for_its_kernels(self):
+        memory = lend(1000, 0)
+        assert (memory.nbytes, memory.device, memory.backend) == (1000, 0, "page-locked")
+        assert memory.ptr > 0
+        memory.write(b"whole" * 200)
+        assert memory.read() == b"whole" * 200
+
+    def test_of_a_larger_one_before_is_as_long_as_was_asked_for(self):
+        address = lend(2 * MIB, 0).address
+        again = lend(MIB, 0)
+        assert (again.address, again.nbytes, kept()) == (address, MIB, [])
+
+    def test_is_kept_once_when_it_is_closed_and_dropped(self):
+        memory = lend(1000, 0)
+        memory.close()
+        memory.close()
+        assert memory.closed
+        del memory
+        assert kept() == [1000]
+
+    def test_is_kept_whatever_is_kept_already(self, monkeypatch):
+        monkeypatch.setattr(pinnedpool, "KEPT_MAX", 0)
+        memories = [lend(MIB, 0), lend(2 * MIB, 0)]
+        memories.clear()
+        assert kept() == [MIB, 2 * MIB]
+
+
+#: Each with its other end, both used.
+ENDS: dict[str, Callable[[], object]] = {
+    "channel": lambda: used(gdrpy.Channel(16, 4), "reader"),
+    "inbox": lambda: used(gdrpy.Inbox(16, 4), "writer"),
+    "link": lambda: used(gdrpy.Link(16, 16, 4), "server"),
+}
+
+
+def used(ring, end: str) -> tuple[object, ...]:
+    """It has no record before a first one, and had one when it is closed."""
+    other = getattr(ring, end)()
+    taker = ring if end == "writer" else other
+    with pytest.raises(gdrpy.Timeout):
+        taker.pop(timeout=0)
+    if end == "server":
+        answer = ring.submit(bytes(15) + b"?")
+        assert (other.pop(), answer.done()) == (bytes(15) + b"?", False)
+        other.answer(0, bytes(15) + b"!")
+        assert answer.result() == bytes(15) + b"!"
+    else:
+        (other if end == "writer" else ring).push(bytes(15) + b"?")
+        assert taker.pop() == bytes(15) + b"?"
+    other.close()
+    ring.close()
+    return ring, other
+
+
+class TestMemoryOfARing:
+    @pytest.mark.parametrize("make", ENDS.values(), ids=list(ENDS))
+    def test_is_given_back_without_a_wait_for_kernels_and_serves_the_next(self, make):
+        ends = make()
+        freed = sim.call_count("cuMemFreeHost")
+        made = sim.call_count("cuMemHostAlloc")
+        for _ in range(3):
+            del ends
+            gc.collect()
+            ends = make()  # whatever the memory holds of the one before
+        del ends
+        gc.collect()
+        assert sim.call_count("cuMemFreeHost") == freed
+        assert sim.call_count("cuMemHostAlloc") == made
+
+    @pytest.mark.parametrize("make", ENDS.values(), ids=list(ENDS))
+    def test_stays_the_parents_when_a_child_drops_it(self, make):
+        ends = make()
+        child = os.fork()
+        if child == 0:
+            ends = None
+            gc.collect()
+            os._exit(len(pinnedpool._kept))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert kept() == []
+        del ends
+        assert len(kept()) == 1
+
+    @pytest.mark.parametrize("make", ["Channel(16, 4)", "Inbox(16, 4)", "Link(16, 16, 4)"])
+    def test_is_left_at_the_end_of_the_process(self, backend, make):
+        program = f"import gdrpy; ring = gdrpy.{make}; again = [ring]; again.append(again)"
+        done = subprocess.run(
+            [sys.executable, "-X", "dev", "-c", program],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=100,
+        )
+        assert (done.returncode, done.stderr) == (0, "")

@@ -28,6 +28,19 @@ static __device__ __forceinline__ bool is_first_thread()
 	return threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0;
 }
 
+/*
+ * 0, which the compiler does not know. It takes what is computed with it to differ by thread. What
+ * it knows to be the same for a warp it moves from the thread's registers to the warp's and back,
+ * which takes longer than the rest of the work on a request.
+ */
+static __device__ __forceinline__ unsigned int thread_zero()
+{
+	unsigned int before;
+
+	asm("mov.u32 %0, %%lanemask_lt;" : "=r"(before));
+	return before >> 31; /* lane 31 is before none */
+}
+
 /* The slots of an inbox or of answers, which any thread may store to. */
 class SlotWriter
 {
@@ -374,7 +387,8 @@ class LinkServer
       public:
 	/* Continues after the requests that earlier servers have released. */
 	__device__ explicit LinkServer(const gdr_link *link)
-	    : link_(*link), answers_(link->answers), popped_(gdr_load_acquire(link->taken))
+	    : link_(*link), answers_(link->answers),
+	      popped_(gdr_load_acquire(link->taken) + thread_zero())
 	{
 	}
 

@@ -1,4 +1,4 @@
-"""A C program around the lines of docs/broker-library.md that import a region into CUDA."""
+"""C programs around lines of docs/broker-library.md."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gdrpy.cli.libgdrapi import SHARED_OBJECT
 
 TOP = Path(__file__).parent.parent
 
-#: What the lines need of CUDA's header, which few machines have.
+#: What the lines that import a region need of CUDA's header, which few machines have.
 HEADER = """
 #include <stddef.h>
 #include <stdint.h>
@@ -34,13 +34,16 @@ CUresult cuCtxSetCurrent(void *);
 CUresult cuMemcpyHtoD_v2(CUdeviceptr, const void *, size_t);
 """
 
-#: Writes a text into a region by CUDA: SOCKET REGION TEXT.
-MAIN = """
+#: Ends a program with the text of a call that failed.
+CHECK = """
 #include <stdio.h>
 #include <string.h>
 #define CHECK(call) do { int result = call; if (result) { \\
 	printf("%s: %d %s\\n", #call, result, gdrpy_broker_error()); return 1; } } while (0)
+"""
 
+#: Writes a text into a region by CUDA: SOCKET REGION TEXT.
+MAIN = """
 int main(int count, char **words)
 {
 	struct gdrpy_broker *broker;
@@ -65,18 +68,48 @@ int main(int count, char **words)
 }
 """
 
+#: Holds a region until its exporter has ended, and looks after a line on stdin: SOCKET REGION.
+HOLDER = """
+int main(int count, char **words)
+{
+	struct gdrpy_broker *broker;
+	struct gdrpy_watch *watch;
+	struct gdrpy_region *region;
+	int result;
+
+	(void)count;
+	CHECK(gdrpy_broker_connect(words[1], 10000, 5000, &broker));
+	CHECK(gdrpy_watch_open(broker, words[2], &watch));
+	CHECK(gdrpy_broker_get(broker, words[2], 0, &region));
+	printf("ended: %d\\n", has_ended(broker, watch, region, 0));
+	fflush(stdout);
+	getchar();
+	result = has_ended(broker, watch, region, 60000);
+	printf("ended: %d, check: %d\\n", result, gdrpy_region_check(region));
+	gdrpy_region_release(region);
+	gdrpy_watch_close(watch);
+	gdrpy_broker_close(broker);
+	return 0;
+}
+"""
+
 
 def build(folder: Path, *driver: str) -> Path:
-    """The program, linked with a CUDA driver."""
-    page = (TOP / "docs/broker-library.md").read_text()
-    (lines,) = re.findall(r"<!-- broker-library: import -->\n```c\n(.*?)```", page, re.S)
+    """The program that imports a region, linked with a CUDA driver."""
     (folder / "cuda.h").write_text(HEADER)
-    (folder / "import.c").write_text(lines + MAIN)
-    program = folder / "import"
+    return build_around(folder, "import", MAIN, *driver)
+
+
+def build_around(folder: Path, name: str, main: str, *driver: str) -> Path:
+    """A program of the page's lines of a name, and others."""
+    page = (TOP / "docs/broker-library.md").read_text()
+    (lines,) = re.findall(rf"<!-- broker-library: {name} -->\n```c\n(.*?)```", page, re.S)
+    source, program = folder / f"{name}.c", folder / name
+    source.write_text(lines + CHECK + main)
     include = [f"-I{folder}", f"-I{SHARED_OBJECT.parents[1] / 'include'}"]
     libraries = [str(SHARED_OBJECT.with_name("libgdrpy-broker.so.1")), *driver]
     rpath = f"-Wl,-rpath,{SHARED_OBJECT.parent}"
     strict = ["-std=gnu11", "-Wall", "-Wextra", "-Werror"]
-    command = ["gcc", *strict, "-o", program, folder / "import.c", *include, *libraries, rpath]
+    command = ["gcc", *strict, "-o", program, source, *include, *libraries, rpath]
     subprocess.run(command, check=True)
     return program

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -16,6 +17,8 @@ import gdrpy
 from gdrpy import sim
 from gdrpy.broker import temporary
 
+#: Sends text to a program; what it says.
+Talk = Callable[[str], str]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "broker_library.c"
 
 
@@ -90,3 +93,31 @@ class TestImport:
             assert done.stdout == f"{region.info().uuid}: written by CUDA\n"
             assert region.read(13) == b"hello by CUDA"
         broker.delete("imported")
+
+
+class TestEnd:
+    @pytest.fixture
+    def held(self, broker, tmp_path) -> Iterator[tuple[gdrpy.BrokerRegion, Talk]]:
+        """A bound region as its exporter has it, and a C program that holds it."""
+        program = brokerimport.build_around(tmp_path, "ended", brokerimport.HOLDER)
+        with gdrpy.connect(broker.socket) as exporter:
+            region = exporter.allocate("bound", 4096, "cpu", grace=60)
+            command = [program, broker.socket, "bound"]
+            with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True) as holder:
+                assert holder.stdout is not None
+                assert holder.stdout.readline() == "ended: 0\n"
+                yield region, lambda text: holder.communicate(text)[0]
+            assert holder.returncode == 0
+
+    def test_of_the_exporter_is_seen_though_the_lease_stays(self, held):
+        region, talk = held
+        region.close()
+        assert talk("\n") == "ended: 1, check: 0\n"
+
+    def test_is_seen_by_a_program_that_looked_too_late_for_the_event(self, held, broker):
+        region, talk = held
+        for _ in range(1500):
+            broker.allocate("bound.more", 4096, "cpu").close()
+            broker.delete("bound.more")
+        region.close()
+        assert talk("\n") == "ended: 1, check: 0\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +15,8 @@ import pytest
 import yaml
 from machine_containers import Container, Containers, instructions
 from machine_copy import Machine, Machines
+
+from gdrpy.cli import main
 
 FOLDER = Path(__file__).parents[2] / "packaging"
 COMPOSE: dict[str, Any] = yaml.safe_load((FOLDER / "compose.yaml").read_text())
@@ -71,6 +74,14 @@ class TestDockerfile:
         )
         (region,) = json.loads(printed)["regions"]
         assert (region["name"], region["uid"]) == ("example", int(uid))
+
+    def test_has_a_user_beside_whom_the_pages_ranges_can_be_mapped(self, monkeypatch, capsys):
+        ((uid, _),) = (words.split(":") for words in instructions()["USER"])
+        page = (FOLDER.parent / "docs/broker.md").read_text()
+        (ranges,) = re.findall(r"`((?:--map-users \S+ ?){2})`", page)
+        monkeypatch.setattr(os, "geteuid", lambda: int(uid))
+        assert main(["serve", *ranges.split(), "--print-unit", "service"]) == 0
+        assert ranges in capsys.readouterr().out
 
 
 class TestContainers:

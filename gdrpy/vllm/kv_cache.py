@@ -76,7 +76,8 @@ class Cache:
         try:
             fd = lease.export()
             try:
-                self.region.attach(fd)
+                # With the lease, so that the cache is found as the broker's memory.
+                self.region._attach("Cache.attach", fd, False, None, lease._lease)
             finally:
                 os.close(fd)
         except BaseException:
@@ -88,7 +89,14 @@ class Cache:
         """Give the memory back, with its contents; the addresses stay."""
         if self.region.detached:
             return
-        self.region.detach()
+        # The lease stays until the name is deleted: else another engine may have the region then.
+        memory = self.region._memory
+        memory.source, source = None, memory.source
+        try:
+            self.region.detach()
+        except BaseException:
+            memory.source = source
+            raise
         lease, self._lease = self._lease, None
         assert lease is not None
         try:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from vllm_plugin import STANDINS
 
 import gdrpy
 from gdrpy import cuda
@@ -91,6 +92,21 @@ def share(readonly: bool = False) -> list[bytes]:
         second.copy_(torch.arange(24).reshape(2, 3, 4))
     tensors[:] = [first, second]
     return [wire(CudaDeviceSpec().ipc_wrapper_cls.wrap(one)) for one in tensors]
+
+
+def share_cache() -> list[bytes]:
+    """Wrap a layer of the KV cache that gdrpy's plug-in for vLLM makes."""
+    sys.path.insert(0, str(STANDINS))
+    from lmcache.v1.platform.devices.cuda import CudaDeviceSpec
+
+    from gdrpy.vllm.kv_cache import Cache
+
+    cache = Cache(gdrpy.connect(), "cache", 8 << 20, 0)
+    kept.append(cache)
+    layer = torch.from_dlpack(cache.region.array((2, 3, 4), "bfloat16", 4096))
+    layer.copy_(torch.arange(24).reshape(2, 3, 4))
+    tensors[:] = [layer]
+    return [wire(CudaDeviceSpec().ipc_wrapper_cls.wrap(layer))]
 
 
 def wire(wrapper: Any) -> bytes:

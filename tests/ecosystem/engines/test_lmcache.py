@@ -118,6 +118,11 @@ class TestKvCacheInARegion:
         server(programs.close_one)
         assert server(programs.close_one) == []
 
+    def test_of_the_plug_in_for_vllm_is_the_very_memory_too(self, worker, server):
+        assert server(programs.open_all, worker(programs.share_cache)) == [FIRST]
+        worker(programs.fill, 1)
+        assert server(programs.read) == [[[[1.0] * 4] * 3] * 2]
+
 
 class TestResolve:
     def test_is_what_lmcache_asks_for_descriptors(self, worker, server):

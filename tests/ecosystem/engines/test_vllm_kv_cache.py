@@ -19,6 +19,7 @@ from vllm_plugin import HERE, STANDINS, backend_of, fallbacks, loader, names
 
 import gdrpy
 from gdrpy import cuda
+from gdrpy.broker.client.views import lease_at
 
 MIB = 1 << 20
 
@@ -63,6 +64,17 @@ class TestCache:
         put(cache, b"blocks")
         with broker.get("kv") as region:
             assert (cache.named, region.read(6), region.nbytes) == (True, b"blocks", 4 * MIB)
+
+    def test_is_found_by_its_addresses_as_the_brokers_while_it_has_memory(self, make, broker):
+        cache = make()
+        address = cache.region.ptr
+        for _ in range(2):
+            found = lease_at(address + 4096, 100)
+            with broker.get("kv", gpu=False) as region:
+                assert (found.lease.region, found.offset) == (region.id, 4096)
+            cache.detach()
+            assert lease_at(address, 100) is None
+            cache.attach()
 
     def test_of_a_second_engine_has_memory_of_its_own_meanwhile(self, make, broker):
         first, second = make(), make()

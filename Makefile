@@ -74,7 +74,7 @@ demo: build
 	@$(BIN)/gdrpy validate
 	@$(BIN)/gdrpy copybw
 	@echo
-	@echo "It works. Next, share memory between two processes, as docs/quick-start.md shows, with $(VENV) in place of its env. Begin with:"
+	@echo "It works. Next, share memory between two processes, as docs/quick-start.md shows; use $(VENV) where it says env. Start:"
 	@echo "    source $(BIN)/activate && gdrpy serve"
 
 # The parts that take longest begin first, three at a time, for each waits now and then; and what one

@@ -391,9 +391,10 @@ def context(device: Any) -> Iterator[None]:
 
 @contextmanager
 def relaxed() -> Iterator[None]:
-    """Let this thread ask about events and streams while another stream is captured.
+    """Let this thread do what CUDA takes for unsafe while another stream is captured.
 
-    Outside of the block CUDA refuses that during a capture in mode "global", and invalidates it.
+    Outside of the block a question about an event or a stream, and the making or freeing of
+    page-locked memory, are refused during a capture in mode "global", and invalidate it.
     """
     wanted = driver().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     before = call("cuThreadExchangeStreamCaptureMode", wanted)

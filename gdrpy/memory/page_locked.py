@@ -61,7 +61,7 @@ def page_locked(nbytes: int, device: Any = 0) -> Mapping:
     """
     size = as_size("page_locked", nbytes)
     ordinal = cuda.ordinal("page_locked", device)
-    with cuda.context(ordinal), Undo() as undo:
+    with cuda.context(ordinal), cuda.relaxed(), Undo() as undo:
         driver = cuda.driver()
         flags = driver.CU_MEMHOSTALLOC_PORTABLE | driver.CU_MEMHOSTALLOC_DEVICEMAP
         address = int(cuda.made(undo, "cuMemHostAlloc", size, flags, by="cuMemFreeHost"))
@@ -77,7 +77,7 @@ def page_locked(nbytes: int, device: Any = 0) -> Mapping:
 def _free(device: int, address: int) -> None:
     # At interpreter exit the kernel frees everything, and CUDA may be gone already.
     if not sys.is_finalizing():
-        with cuda.context(device):
+        with cuda.context(device), cuda.relaxed():
             cuda.call("cuMemFreeHost", address)
 
 

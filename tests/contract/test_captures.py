@@ -240,3 +240,11 @@ class TestModulesThatCannotBeAsked:
         before = free_nbytes()
         del region
         assert free_nbytes() == before + SIZE
+
+
+class TestPageLockedMemory:
+    def test_is_made_and_dropped_in_a_capture(self, capture):
+        with capture():
+            gdrpy.page_locked(4096).close()
+            memory = gdrpy.page_locked(4096)
+            del memory

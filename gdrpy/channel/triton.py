@@ -194,7 +194,7 @@ def begin_link(link):
 
 @triton.jit
 def wait_link(link, number):
-    """Wait for request ``number``; 0 at the end, where it will not come.
+    """Wait for request ``number``; whether it came: false at the end.
 
     :func:`fence` after it lets the program see what the CPU stored before the request.
     """
@@ -213,7 +213,7 @@ def wait_link(link, number):
             wrong |= (found ^ stamp) >> 32
         came = _all((tl.max((wrong != 0).to(tl.int32)) == 0).to(tl.int32))
         ended = _all(((end != 0) & (number >= end - 1)).to(tl.int32))
-    return came
+    return came != 0
 
 
 @triton.jit

@@ -51,8 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     chance = random.Random(options.seed)
     samples: dict[str, dict[str, list[float]]] = {}
+    places: list[tuple[str, Sequence[str]]] = [("containers", NAMESPACES), ("beside each other", ())]
     for _ in range(options.rounds):
-        for place, words in (("containers", NAMESPACES), ("beside each other", ())):
+        places.reverse()  # so that neither always comes first
+        for place, words in places:
             with _pods(words) as (_, one, other):
                 for row, value in _shared(one, other).items():
                     samples.setdefault(row, {}).setdefault(place, []).append(value)

@@ -235,7 +235,8 @@ class Counters(Reply):
     """The broker's counters. ``used`` and ``limits`` are bytes by device, ``uuids`` and ``gpus``,
     their product names, by GPU, ``users`` bytes by device and user, ``requests`` counts by name.
     ``asleep`` counts the regions that sessions have asleep. ``uid`` is the user who asks, as the
-    broker sees it. Older brokers send no ``gpus`` or ``uid``.
+    broker sees it. ``nameless`` are the largest regions without a name that the user may see, with
+    their holders. Older brokers send no ``gpus``, ``uid`` or ``nameless``.
     """
 
     regions: Number
@@ -250,14 +251,16 @@ class Counters(Reply):
     gpus: dict[str, str] = {}
     asleep: Number = 0
     uid: _NumberOrNone = None
+    nameless: list[RegionInfo] = []
 
     def as_dict(self) -> dict[str, Any]:
-        """The counters by name."""
-        return {
+        """The counters by name, as plain values."""
+        told = {
             name: value
             for name, value in asdict(self).items()
             if name not in Reply.__struct_fields__
         }
+        return {**told, "nameless": [info.as_dict() for info in listed(self.nameless)]}
 
 
 #: Errors in replies, by the name of their class in :mod:`gdrpy.errors`.
@@ -340,9 +343,9 @@ def described(reply: Description) -> RegionInfo:
     return RegionInfo(**fields, metadata=metadata)
 
 
-def listed(page: Page) -> list[RegionInfo]:
-    """The regions of a page."""
-    for info in page.regions:
+def listed(regions: list[RegionInfo]) -> list[RegionInfo]:
+    """The regions of a reply."""
+    for info in regions:
         if info.device == CPU_DEVICE:
             force_setattr(info, "device", "cpu")
-    return page.regions
+    return regions

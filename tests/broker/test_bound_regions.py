@@ -156,6 +156,35 @@ class TestBroker:
         client.release(number)
         assert client.ok("status")["regions"] == 0
 
+    def test_tells_who_holds_what_has_ended_or_lost_its_name(self, broker, client):
+        with broker.client() as exporter:
+            ended = exporter.allocate("kv", grace=1)["region"]
+            client.get("kv", readonly=True).close()
+            assert "nameless" not in client.ok("status")
+        until(lambda: client.ok("stat", region=ended).get("ended"))
+        deleted = client.allocate("table", 8192)["region"]
+        client.ok("delete", name="table")
+        draft = client.create("weights", 1)["region"]
+        told = client.ok("status")["nameless"]
+        holder = {"pid": os.getpid(), "uid": os.geteuid(), "gpu": False, "count": 1}
+        assert [(one["region"], one["name"], one["linked"], one["holders"]) for one in told] == [
+            (deleted, "table", False, [holder | {"writable": True}]),
+            (ended, "kv", False, [holder | {"writable": False}]),
+            (draft, "weights", False, [holder | {"writable": True}]),
+        ]
+        assert [one.get("ended", False) for one in told] == [False, True, False]
+        client.release(ended, deleted, draft)
+        assert "nameless" not in client.ok("status")
+
+    def test_tells_of_the_largest_regions_without_a_name_as_far_as_a_packet_has_room(self, client):
+        name = "n" * 251
+        for number in range(150):
+            client.create(f"{name}{number:04}", 4096 * (number + 1)).close()
+        client.release()  # the next request is answered in several turns
+        told = client.ok("status")["nameless"]
+        assert [one["nbytes"] // 4096 for one in told] == [*range(150, 150 - len(told), -1)]
+        assert 16 < len(told) <= 64
+
     def test_tells_others_of_the_grace_and_not_the_exporter(self, broker, client):
         with broker.client() as exporter:
             assert "grace" not in exporter.allocate("kv", grace=2)

@@ -31,6 +31,7 @@ KINDS = {
     "stat of what sleeps": replies.Description,
     "stat of an ended region": replies.Description,
     "status": replies.Counters,
+    "status with regions without a name": replies.Counters,
     "event": replies.Event,
     "event without a region": replies.Event,
     "refusal": replies.Refusal,

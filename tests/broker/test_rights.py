@@ -576,6 +576,47 @@ class TestStatus:
 
         assert as_user(asker, told) == ASKERS[asker][0]
 
+    @pytest.mark.parametrize(
+        ("asker", "seen"),
+        [
+            ("root", ["draft", "open", "secret"]),
+            ("owner", ["draft", "open", "secret"]),
+            ("group", ["open"]),
+            ("other", ["open"]),
+        ],
+    )
+    def test_tells_who_holds_memory_without_a_name_to_who_may_read_it(
+        self, broker: Broker, asker: str, seen: list[str]
+    ) -> None:
+        def told() -> list[str]:
+            with broker.client() as client:
+                return sorted(one["name"] for one in client.ok("status").get("nameless", []))
+
+        def hold(ready: socket.socket) -> None:
+            with broker.client() as client:
+                client.allocate("secret", mode=0o600).close()
+                client.allocate("open", mode=0o644).close()
+                client.create("draft", mode=0o644).close()
+                client.ok("delete", name="secret")
+                client.ok("delete", name="open")
+                ready.send(b"holds")
+                ready.recv(1)
+
+        ours, theirs = socket.socketpair()
+        child = os.fork()
+        if not child:
+            try:
+                ours.close()
+                as_user("owner", lambda: hold(theirs))
+            finally:
+                os._exit(0)
+        theirs.close()
+        with ours:
+            assert ours.recv(10) == b"holds"
+            found = as_user(asker, told)
+        os.waitpid(child, 0)
+        assert found == seen
+
 
 class TestSuggestedName:
     def test_is_one_that_the_user_may_read(self, broker: Broker) -> None:

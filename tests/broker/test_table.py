@@ -42,6 +42,7 @@ def described(table: Table) -> dict[str, Any]:
             )
             for region in table.regions.values()
         },
+        "nameless": set(table.nameless),
         "names": {name: region.number for name, region in table.names.items()},
         "sorted": table.sorted_names,
         "copies": {

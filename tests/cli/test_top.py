@@ -64,6 +64,35 @@ class TestTop:
         assert f"{process} 2.0 MiB in 1 region, writes, by {getpass.getuser()}" in lines
         assert [one for one in lines if one.startswith("table │ 0 r, 2 w │ 10.0 KiB │ 1 │ GPU 0")]
 
+    def test_shows_who_holds_memory_without_a_name(self, broker, capsys):
+        with held_by_a_process(broker.socket, "holder") as pid:
+            with gdrpy.connect() as client:
+                client.delete("held")
+            assert main(["top", "--count", "1"]) == 0
+            lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+            assert main(["top", "--count", "1", "--json"]) == 0
+            told = json.loads(capsys.readouterr().out)
+        user = getpass.getuser()
+        words = f"2.0 MiB in 1 region, 1 without a name, writes, by {user}"
+        assert f"{pid} holder {words}" in lines
+        assert told["processes"] == [
+            {
+                "pid": pid,
+                "uid": os.getuid(),
+                "user": user,
+                "size": 2 << 20,
+                "regions": 1,
+                "nameless": 1,
+                "writes": True,
+                "gpu_view": False,
+                "asleep": 0,
+                "older": 0,
+            }
+        ]
+        (region,) = told["nameless"]
+        assert (region["name"], region["size"], region["ended"]) == ("held", 2 << 20, False)
+        assert [holder["pid"] for holder in region["holders"]] == [pid]
+
     def test_tells_users_of_other_namespaces_apart(self, broker, put, capsys, monkeypatch):
         """The broker has the number 0 for all of their processes."""
         put("table")

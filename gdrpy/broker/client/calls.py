@@ -473,7 +473,10 @@ async def rounded_size(client: BrokerBase[R], nbytes: int, device: Any = 0) -> i
 async def status(client: BrokerBase[R]) -> dict[str, Any]:
     """The broker's counters: bytes by device and user, connections, requests.
 
-    "uid" is this user, as the broker sees it.
+    "uid" is this user, as the broker sees it. "nameless" are regions without a name, as dicts of
+    the fields of a RegionInfo, with their holders: drafts, anonymous regions, and those that ended,
+    were replaced or lost their name. It has the largest that this user owns or may read, at most
+    64, each with at most 64 holders.
     """
     counters, _ = await client._ask(requests.Status(id=0), replies.Counters)
     return counters.as_dict()

@@ -65,7 +65,7 @@ async def list_regions(client: BrokerBase[R], prefix: str = "") -> list[RegionIn
     after = ""
     while True:
         page, _ = await client._ask(requests.List(wanted, after, id=0), replies.Page)
-        found += replies.listed(page)
+        found += replies.listed(page.regions)
         if page.next is None:
             return found
         if page.next <= after:

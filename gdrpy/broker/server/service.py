@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import heapq
 import itertools
 import os
 import re
@@ -743,9 +744,24 @@ class Service:
         self.table.commit(records.Changed(region.number, mode, metadata))
         return replies.Reply(id=request.id), []
 
-    def _status(self, session: Session, request: requests.Status) -> Answer:
+    def _status(self, session: Session, request: requests.Status) -> Work:
         who = session.identity
-        return replies.Counters(id=request.id, uid=who.uid, **self.numbers(who)), []
+        largest: list[RegionEntry] = []
+        numbers = list(self.table.nameless)
+        for start in range(0, len(numbers), SLICE):
+            if start:
+                yield None
+            found = map(self.table.nameless.get, numbers[start : start + SLICE])
+            seen = [one for one in found if one is not None and self._may_see_nameless(who, one)]
+            largest = heapq.nlargest(SLICE, [*largest, *seen], key=lambda region: region.size)
+        nameless = telling.nameless(self.table, largest)
+        counts = self.numbers(who)
+        yield replies.Counters(id=request.id, uid=who.uid, nameless=nameless, **counts), []
+
+    @staticmethod
+    def _may_see_nameless(who: Identity, region: RegionEntry) -> bool:
+        """Whether a status tells a user of a region without a name: of drafts only the owner."""
+        return owns(who, region) or (not region.draft and allowed(who, region, READ))
 
     def numbers(self, who: Identity | None) -> dict[str, Any]:
         """The counts of the status reply; ``users`` has only users that ``who`` may see, or all."""

@@ -117,6 +117,8 @@ class Table:
         self.life = ""
         self.regions: dict[int, RegionEntry] = {}
         self.names: dict[str, RegionEntry] = {}
+        #: The regions to which no name refers.
+        self.nameless: dict[int, RegionEntry] = {}
         self.sessions: dict[int, Session] = {}
         #: Bytes of each device that regions use, and each user's part of them.
         self.used: dict[int, int] = defaultdict(int)
@@ -188,7 +190,7 @@ class Table:
     def _make(self, record: records.Made) -> None:
         region = RegionEntry(*astuple(record))
         region.files, region.home = places_of(region.name, region.metadata)
-        self.regions[region.number] = region
+        self.regions[region.number] = self.nameless[region.number] = region
         if region.number >= self._next:
             self._next = region.number + 1
         self._use(region, region.size)
@@ -205,6 +207,7 @@ class Table:
         self.names[region.name] = region
         region.version = version
         region.linked = True
+        self.nameless.pop(region.number, None)
         if replaced is None:
             bisect.insort(self.sorted_names, region.name)
         else:
@@ -225,6 +228,7 @@ class Table:
 
     def _lose_name(self, region: RegionEntry) -> None:
         region.linked = False
+        self.nameless[region.number] = region
         name = region.original or ""
         copies = self.copies.get(name, {})
         if copies.get(region.uid) is region:
@@ -405,7 +409,7 @@ class Table:
     def _forget_unheld(self, region: RegionEntry) -> None:
         if region.linked or region.leases:
             return
-        del self.regions[region.number]
+        del self.regions[region.number], self.nameless[region.number]
         self._use(region, -region.size)
         count(self.counted, region.uid, -1)
         if region.copy_of is not None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from collections.abc import Iterable
 
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from gdrpy.broker import protocol, requests
 from gdrpy.broker.replies import Description, Holder, Page, RegionInfo, Sleeper
@@ -16,6 +17,10 @@ from gdrpy.broker.server.table import LeaseEntry, RegionEntry, Table
 _ENTRY_BYTES = 270
 #: Bytes counted for an entry that the client may not see, since a page must fit one turn.
 _HIDDEN_BYTES = 16
+#: Bytes that a holder takes, at most.
+_HOLDER_BYTES = 64
+#: Bytes of a status for regions without a name, and holders of one that it tells of.
+_NAMELESS_BYTES, _NAMELESS_HOLDERS = 16 * 1024, 64
 
 
 def entry(table: Table, region: RegionEntry) -> RegionInfo:
@@ -65,8 +70,6 @@ def page(table: Table, who: Identity, request: requests.List) -> Page:
 
 def all_about(table: Table, region: RegionEntry, number: int) -> Description:
     """A region's entry, metadata, digest, holders and sleepers, as the reply to a request."""
-    held = itertools.islice(region.leases.items(), protocol.HOLDERS_LIMIT)
-    holders = tuple(_holder(table.sessions[number].identity, lease) for number, lease in held)
     newest = table.version_of(region)
     slept = itertools.islice(table.sleepers(region).items(), protocol.HOLDERS_LIMIT)
     sleepers = tuple(
@@ -77,10 +80,30 @@ def all_about(table: Table, region: RegionEntry, number: int) -> Description:
         "linked": region.linked,
         "metadata": region.metadata,
         "sha256": region.digest,
-        "holders": holders,
+        "holders": _holders(table, region, protocol.HOLDERS_LIMIT),
         "sleepers": sleepers,
     }
     return Description(**fields, id=number)
+
+
+def nameless(table: Table, regions: Iterable[RegionEntry]) -> list[RegionInfo]:
+    """Regions without a name, with their first holders, as many as fit a status."""
+    found: list[RegionInfo] = []
+    room = _NAMELESS_BYTES
+    for region in regions:
+        holders = _holders(table, region, _NAMELESS_HOLDERS)
+        if not holders:
+            continue  # it was freed meanwhile
+        room -= _ENTRY_BYTES + len((region.name or "").encode()) + _HOLDER_BYTES * len(holders)
+        if room < 0:
+            break
+        found.append(replace(entry(table, region), holders=holders, linked=False))
+    return found
+
+
+def _holders(table: Table, region: RegionEntry, most: int) -> tuple[Holder, ...]:
+    held = itertools.islice(region.leases.items(), most)
+    return tuple(_holder(table.sessions[number].identity, lease) for number, lease in held)
 
 
 def _sleeper(who: Identity, version: int, newest: int) -> Sleeper:

@@ -1,7 +1,7 @@
 """Shows repeatedly what the broker holds: bytes on each device and for each user, the
-processes that hold most, the regions with their versions and how many clients hold them
-or have them asleep, and requests per second. On a terminal it fills the screen, and these
-keys work:
+processes that hold most, also of memory that has no name, the regions with their versions
+and how many clients hold them or have them asleep, and requests per second. On a terminal
+it fills the screen, and these keys work:
 
   q  quit, as Ctrl-C does
   s  sort the regions by size, by name, or by how many clients hold them
@@ -11,6 +11,7 @@ examples:
   gdrpy top
   gdrpy top --count 1                     # once
   gdrpy top --json --interval 10 | jq -c .devices
+  gdrpy top --json --count 1 | jq '.nameless[].holders[].pid'
 
 exit status:
   0    --count samples were shown, or it was ended by q or Ctrl-C
@@ -30,6 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msgspec import convert
 from rich.console import Group
 from rich.text import Text
 
@@ -160,6 +162,8 @@ class _Process:
     uid: int
     #: Their sizes, by their numbers.
     regions: dict[int, int] = field(default_factory=dict)
+    #: Those of them to which no name refers.
+    nameless: set[int] = field(default_factory=set)
     writes: bool = False
     gpu: bool = False
     asleep: int = 0
@@ -171,6 +175,8 @@ class _Process:
 
     def add(self, holder: Holder, region: RegionInfo) -> None:
         self.regions[region.region] = region.size
+        if not region.linked:
+            self.nameless.add(region.region)
         self.writes |= holder.writable
         self.gpu |= holder.gpu
 
@@ -182,11 +188,24 @@ class _Process:
         """What it holds and has asleep, in so many columns if that is possible."""
         older = f" ({self.older} older)" * bool(self.older)
         start = f" {approximate_size(self.size):>9} in {counted(len(self.regions), 'region')}"
+        start += f", {len(self.nameless)} without a name" * bool(self.nameless)
         start += f", {self.asleep} asleep{older}" * bool(self.asleep)
         views = ", writes" * self.writes + ", GPU view" * self.gpu
         end = f", by {broker.user_words(self.uid)}"
-        narrow = self.asleep and len(start + views + end) > width
+        narrow = (self.asleep or self.nameless) and len(start + views + end) > width
         return start + end if narrow else start + views + end
+
+    def json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "size": self.size,
+            "regions": len(self.regions),
+            "nameless": len(self.nameless),
+            "writes": self.writes,
+            "gpu_view": self.gpu,
+            "asleep": self.asleep,
+            "older": self.older,
+        }
 
 
 class Sample:
@@ -197,7 +216,8 @@ class Sample:
         self.status = client.status()
         self.when = time.monotonic()
         listed = client.list()
-        self._processes = _processes(client, listed)
+        self._nameless = convert(self.status["nameless"], list[RegionInfo])
+        self._processes = _processes(client, listed, self._nameless)
         self._checkpoints: Checkpoints = before._checkpoints if before else Checkpoints(client)
         self.regions = self._checkpoints.whole(listed)
         self._listed = {region.name: region for region in listed}
@@ -221,14 +241,23 @@ class Sample:
             device, _, uid = key.partition("/")
             user = {"uid": int(uid), "user": broker.user_words(int(uid))}
             users.append({**user, **self._place(device), "used": used})
+        gpus = status["gpus"]
         return {
             **{name: status[name] for name in ("regions", "names", "sessions", "leases")},
             "devices": devices,
             "users": users,
+            "processes": [
+                {"pid": pid, "uid": uid, "user": broker.user_words(uid), **process.json()}
+                for (pid, uid), process in self._most()
+            ],
+            "nameless": [
+                {**broker.listed(one, gpus), "holders": one.as_dict()["holders"]}
+                for one in self._nameless
+            ],
             "requests": status["requests"],
             "requests_a_second": self.rate,
             "largest": [
-                checkpoints.told(self._listed[region.name], region, status["gpus"])
+                checkpoints.told(self._listed[region.name], region, gpus)
                 for region in View().of(self.regions)[:_SHOWN]
             ],
         }
@@ -295,9 +324,13 @@ class Sample:
             )
         return lines
 
+    def _most(self) -> list[tuple[tuple[int, int], _Process]]:
+        """The processes, those that hold most first."""
+        return sorted(self._processes.items(), key=lambda item: -item[1].size)
+
     def _holding(self, width: int) -> list[str]:
         """A line for each process: with its command's name, if that fits."""
-        most = sorted(self._processes.items(), key=lambda item: -item[1].size)
+        most = self._most()
         rest = [one.words(width - len(_INDENT) - len(str(pid))) for (pid, _), one in most]
         named = [f"{pid} {_command(pid, uid)}" for (pid, uid), _ in most]
         room = width - max(map(len, rest), default=0) - len(_INDENT)
@@ -308,7 +341,9 @@ class Sample:
         return [f"{name:{column}}{line}" for name, line in zip(named, rest, strict=True)]
 
 
-def _processes(client: Broker, regions: Sequence[RegionInfo]) -> dict[tuple[int, int], _Process]:
+def _processes(
+    client: Broker, regions: Sequence[RegionInfo], nameless: Sequence[RegionInfo]
+) -> dict[tuple[int, int], _Process]:
     """The processes that hold regions or have them asleep, by their numbers for the broker and
     their users: those of other PID namespaces are 0 to it.
     """
@@ -323,6 +358,10 @@ def _processes(client: Broker, regions: Sequence[RegionInfo]) -> dict[tuple[int,
             for sleeper in now.sleepers or ():
                 key = sleeper.pid, sleeper.uid
                 found.setdefault(key, _Process(sleeper.uid)).add_sleeper(sleeper)
+    for region in nameless:
+        for holder in region.holders or ():
+            key = holder.pid, holder.uid
+            found.setdefault(key, _Process(holder.uid)).add(holder, region)
     return found
 
 

@@ -246,8 +246,8 @@ class TestUserOfAnotherNamespace:
                 root.allocate(name, mode=mode)
             assert asked(path, "get", name="for all", readonly=True, gpu=False) == "no error"
             assert asked(path, "get", name="for root", readonly=True, gpu=False) == (
-                "PermissionDenied: get: user 65534 may not read region 'for root'; ask its owner "
-                "to chmod it"
+                "PermissionDenied: get: user 65534 may not read region 'for root'; ask its owner, "
+                "who may call broker.chmod('for root', 0o644)"
             )
             assert asked(path, "allocate", **allocation("mine", 1)) == (
                 "PermissionDenied: allocate: this process is a user of another user namespace, "

@@ -559,9 +559,11 @@ class TestRefusal:
 
         as_user("owner", owner)
         assert as_user("other", other) == [
-            "get: user 40004 may not read region 'refusal/secret'; ask its owner to chmod it",
+            "get: user 40004 may not read region 'refusal/secret'; ask its owner, who may call "
+            "broker.chmod('refusal/secret', 0o644)",
             "delete: user 40004 may not write region 'refusal/known': it belongs to user 40001, "
-            "group 40100, mode 0644; ask its owner to chmod it",
+            "group 40100, mode 0644; ask its owner, who may call "
+            "broker.chmod('refusal/known', 0o666)",
             "chmod: region 'refusal/known' does not belong to user 40004: it belongs to user "
             "40001, group 40100, mode 0644; ask its owner to do it",
         ]

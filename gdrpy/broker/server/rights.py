@@ -137,7 +137,11 @@ def require(who: Identity, region: Any, wanted: int, call: str) -> None:
     """Raise PermissionDenied unless ``who`` has all of ``wanted``."""
     if not allowed(who, region, wanted):
         reason = f"{call}: user {who.uid} may not {_WORDS[wanted]} {region}"
-        raise _denied(reason, who, region, "chmod it")
+        remedy = "ask its owner"
+        if region.name is not None:
+            mode = "0o666" if wanted & WRITE else "0o644"
+            remedy += f", who may call broker.chmod({region.name!r}, {mode})"
+        raise _denied(reason, who, region, remedy)
 
 
 def owns(who: Identity, region: Any) -> bool:
@@ -149,11 +153,11 @@ def require_owner(who: Identity, region: Any, call: str) -> None:
     """Raise PermissionDenied unless ``who`` owns the region."""
     if not owns(who, region):
         reason = f"{call}: {region} does not belong to user {who.uid}"
-        raise _denied(reason, who, region, "do it")
+        raise _denied(reason, who, region, "ask its owner to do it")
 
 
 def _denied(reason: str, who: Identity, region: Any, remedy: str) -> PermissionDenied:
     """A refusal, which describes the region only if ``who`` may see it in a list."""
     if owns(who, region) or allowed(who, region, READ):
         reason += f": it belongs to user {region.uid}, group {region.gid}, mode {region.mode:04o}"
-    return PermissionDenied(errno.EACCES, f"{reason}; ask its owner to {remedy}")
+    return PermissionDenied(errno.EACCES, f"{reason}; {remedy}")

@@ -1,9 +1,10 @@
-"""The default path of the broker's socket."""
+"""The path of the broker's socket: the default one, and what is wrong with one."""
 
 from __future__ import annotations
 
 import errno
 import os
+import stat
 
 from gdrpy.broker import unix as _unix
 from gdrpy.errors import PermissionDenied
@@ -38,6 +39,35 @@ def connect_path() -> str:
             error.errno or errno.EPERM, f"looking for a broker: {error.strerror}"
         ) from error
     return own if os.path.exists(own) or not _is_there(SYSTEM) else SYSTEM
+
+
+def barred(path: str) -> str:
+    """The first folder of a path that this user may not enter, else the socket, with its mode."""
+    end = path.find("/", 1)
+    while end > 0:
+        folder = path[:end]
+        try:
+            os.stat(f"{folder}/.")
+        except PermissionError:
+            return f"the folder {folder} (mode {stat.S_IMODE(_mode(folder)):04o})"
+        except OSError:
+            break
+        end = path.find("/", end + 1)
+    return f"the socket (mode {stat.S_IMODE(_mode(path)):04o})"
+
+
+def is_no_socket(path: str) -> bool:
+    """Whether something other than a socket is at a path."""
+    mode = _mode(path)
+    return mode != 0 and not stat.S_ISSOCK(mode)
+
+
+def _mode(path: str) -> int:
+    """The mode of a file, 0 if it is gone."""
+    try:
+        return os.stat(path).st_mode
+    except OSError:
+        return 0
 
 
 def _fixed() -> str | None:

@@ -60,7 +60,7 @@ void gdrpy_broker_version(int *major, int *minor)
 int gdrpy_broker_connect(const char *path, int timeout_ms, int reconnect_ms,
 			 struct gdrpy_broker **made)
 {
-	char found[sizeof((*made)->path)];
+	char found[sizeof((*made)->path)], reason[64] = "it is not a socket";
 	struct gdrpy_broker *broker;
 	int result;
 
@@ -76,6 +76,8 @@ int gdrpy_broker_connect(const char *path, int timeout_ms, int reconnect_ms,
 		return result;
 	result = broker_open(broker);
 	errno = broker->lost_errno;
+	if (errno != ENOTSOCK)
+		snprintf(reason, sizeof(reason), "%m");
 	if (result == BROKER_SILENT)
 		result = broker_fail(GDRPY_BROKER_TIMEOUT,
 				     "connect: the broker at %s did not answer within %d ms: give "
@@ -83,9 +85,9 @@ int gdrpy_broker_connect(const char *path, int timeout_ms, int reconnect_ms,
 				     found, timeout_ms);
 	else if (broker_is_cut_off(result))
 		result = broker_fail(GDRPY_BROKER_UNAVAILABLE,
-				     "connect: no broker answers at %s (%m): start one by `gdrpy "
+				     "connect: no broker answers at %s (%s): start one by `gdrpy "
 				     "serve`, or say by the path or GDRPY_SOCKET where it is",
-				     found);
+				     found, reason);
 	if (result)
 		broker_close(broker);
 	else

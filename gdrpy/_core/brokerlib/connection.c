@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
@@ -90,11 +91,49 @@ static void close_socket(int *sock)
 	*sock = -1;
 }
 
+/* The mode of a file, 0 if it is gone. */
+static mode_t mode_of(const char *path)
+{
+	struct stat about;
+
+	return stat(path, &about) ? 0 : about.st_mode;
+}
+
+/* The refusal to enter a folder of the socket's path, or else to connect to the socket. */
+static int not_admitted(const char *path, int error)
+{
+	char inside[sizeof(((struct sockaddr_un *)0)->sun_path) + sizeof("/.")], barred[160];
+	const char *slash = path;
+	struct stat about;
+
+	snprintf(barred, sizeof(barred), "the socket (mode %04o)", mode_of(path) & 07777);
+	while ((slash = strchr(slash + 1, '/'))) {
+		int length = (int)(slash - path);
+
+		snprintf(inside, sizeof(inside), "%.*s/.", length, path);
+		if (!stat(inside, &about))
+			continue;
+		if (errno == EACCES) {
+			inside[length] = '\0';
+			snprintf(barred, sizeof(barred), "the folder %s (mode %04o)", inside,
+				 mode_of(inside) & 07777);
+		}
+		break;
+	}
+	errno = error;
+	return broker_fail(
+		GDRPY_BROKER_PERMISSION_DENIED,
+		"connecting to %s: %m; %s does not admit this user: start a broker of your own by "
+		"'gdrpy serve', or have one started there with --group or --mode",
+		path, barred);
+}
+
 static int dial(struct gdrpy_broker *broker)
 {
 	struct timeval limit = {broker->timeout_ms / 1000, broker->timeout_ms % 1000 * 1000};
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
 	int64_t deadline = broker_now_ms() + broker->timeout_ms;
+	mode_t mode;
 	int failed;
 
 	core_forks_hold();
@@ -112,14 +151,12 @@ static int dial(struct gdrpy_broker *broker)
 		return 0;
 	failed = failure(broker, errno == EINTR ? EAGAIN : errno);
 	close_socket(&broker->sock);
-	if (broker->lost_errno != EACCES && broker->lost_errno != EPERM)
-		return failed;
-	errno = broker->lost_errno;
-	return broker_fail(
-		GDRPY_BROKER_PERMISSION_DENIED,
-		"connecting to %s: %m; the broker there does not admit this user: start "
-		"one of your own by 'gdrpy serve', or have that one started with --group",
-		broker->path);
+	if (broker->lost_errno == EACCES || broker->lost_errno == EPERM)
+		return not_admitted(broker->path, broker->lost_errno);
+	mode = mode_of(broker->path);
+	if (broker->lost_errno == ECONNREFUSED && mode && !S_ISSOCK(mode))
+		broker->lost_errno = ENOTSOCK;
+	return failed;
 }
 
 static int send_packet(struct gdrpy_broker *broker, const struct broker_writer *packet)

@@ -23,6 +23,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from weakref import ref
 
 from gdrpy._core._mapping import Descriptor, alone, exchange, receive, run, try_alone
+from gdrpy.broker.place import barred, is_no_socket
 from gdrpy.broker.protocol import FDS_LIMIT, PACKET_LIMIT
 from gdrpy.broker.unix import TRUNCATED, packet_socket, set_timeout
 from gdrpy.errors import PermissionDenied, ProtocolError
@@ -90,9 +91,12 @@ def refused(error: OSError, path: str) -> Exception:
     if error.errno in (errno.EACCES, errno.EPERM):
         return PermissionDenied(
             error.errno,
-            f"connecting to {path}: {error.strerror}; the broker there does not admit this user: "
-            f"start one of your own by 'gdrpy serve', or have that one started with --group",
+            f"connecting to {path}: {error.strerror}; {barred(path)} does not admit this user: "
+            f"start a broker of your own by 'gdrpy serve', or have one started there with --group "
+            f"or --mode",
         )
+    if error.errno == errno.ECONNREFUSED and is_no_socket(path):
+        return Lost("it is not a socket")
     return failure(error)
 
 

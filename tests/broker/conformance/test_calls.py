@@ -335,7 +335,24 @@ class TestUsers:
         client.become(OTHER_UID)
         refused = refusal(client.connect, broker.path, 1000, 0)
         assert refused.name == "PermissionDenied"
-        assert "have that one started with --group" in refused.text
+        assert refused.text.endswith(
+            f"connecting to {broker.path}: Permission denied; the socket (mode 0600) does not "
+            f"admit this user: start a broker of your own by 'gdrpy serve', or have one started "
+            f"there with --group or --mode"
+        )
+
+    def test_are_told_of_a_folder_that_does_not_admit_them(self, start_client, public_path):
+        if os.geteuid() != 0:
+            pytest.skip("being other users needs CAP_SETUID")
+        folder = public_path / "gdrpy"
+        (folder / "there").mkdir(parents=True)
+        folder.chmod(0o700)
+        client = start_client(ASAN_OPTIONS="detect_leaks=0")
+        client.become(OTHER_UID)
+        refused = refusal(client.connect, f"{folder}/there/broker.sock", 1000, 0)
+        assert refused.name == "PermissionDenied"
+        told = f"Permission denied; the folder {folder} (mode 0700) does not admit this user: start"
+        assert told in refused.text
 
 
 class TestPath:
@@ -377,6 +394,14 @@ class TestPath:
         refused = refusal(client.connect, "-", 1000, 0)
         assert refused.name == "PermissionDenied"
         assert "XDG_RUNTIME_DIR or TMPDIR" in refused.text
+
+    @pytest.mark.parametrize("kind", ["file", "folder"])
+    def test_of_no_socket_is_refused(self, start_client, tmp_path, kind):
+        path = tmp_path / kind
+        path.mkdir() if kind == "folder" else path.touch()
+        refused = refusal(start_client().connect, path, 1000, 0)
+        assert refused.name == "BrokerUnavailable"
+        assert f"no broker answers at {path} (it is not a socket): start one" in refused.text
 
     def test_that_is_too_long_is_refused(self, start_client):
         assert refusal(start_client().connect, "/" + "x" * 107, 1000, 0).name == "InvalidRequest"

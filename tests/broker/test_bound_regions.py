@@ -466,6 +466,20 @@ class TestImporter:
         (note,) = error.__notes__
         assert note.startswith("This was a callback for the end of <BrokerRegion 'kv', ended: ")
 
+    @pytest.mark.parametrize("exports", [False, True], ids=["unbound", "of the exporter"])
+    def test_is_refused_a_callback_for_a_region_that_cannot_end(self, connected, exports):
+        region = connected.allocate("kv", 4096, grace=LONG if exports else None)
+        with region, pytest.raises(gdrpy.InvalidRequest) as refused:
+            region.when_ended(lambda _: None)
+        assert str(refused.value).startswith("BrokerRegion.when_ended: <BrokerRegion 'kv': ")
+        assert "> is not bound to an exporter other than this connection" in str(refused.value)
+
+    def test_is_refused_what_cannot_be_called(self, exporter, connected):
+        with exporter.start(LONG) and connected.get("kv") as region:
+            words = "BrokerRegion.when_ended: callback must be callable, not 5"
+            with pytest.raises(TypeError, match=f"^{words}$"):
+                region.when_ended(5)
+
     def test_may_close_a_region_before_and_after_its_end(self, exporter, connected):
         exporter.start(0)
         before, after = connected.get("kv"), connected.get("kv")

@@ -21,7 +21,7 @@ from gdrpy.broker.copies import mark_of
 from gdrpy.broker.protocol import CPU_DEVICE, unpack_metadata
 from gdrpy.broker.replies import Grant, RegionInfo
 from gdrpy.common.dtypes import DType
-from gdrpy.errors import Gone, MissingView, ReadOnly, Sealed, SizeMismatch
+from gdrpy.errors import Gone, InvalidRequest, MissingView, ReadOnly, Sealed, SizeMismatch
 from gdrpy.memory import vmm
 from gdrpy.memory.gpu import GpuMemory
 from gdrpy.memory.memory import ATTACH
@@ -63,6 +63,8 @@ class LeasedRegion(Region):
     _copy: LeasedRegion | None = None
     #: What has the broker count it as asleep while it is detached.
     _sleeper: Lease | None = None
+    #: Whether it is bound to the lease of another connection, its exporter's.
+    _bound = False
     #: Called when its exporter's lease ends.
     _callbacks: tuple[Callable[[Any], object], ...] = ()
     #: Whether its memory was taken after its end.
@@ -144,13 +146,14 @@ class LeasedRegion(Region):
         self._life = lease.life
         self._asleep = None
         self.ended = False
+        self._bound = grant.grace is not None
         if grant.grace is not None:
             guard(self, lease, grant.grace)
 
     def _described(self) -> dict[str, Any]:
         """The fields that a grant sets, to restore if a change is undone."""
         names = "id", "name", "version", "sealed", "enforced", "readonly"
-        hidden = "_packed", "_life", "_asleep", "ended"
+        hidden = "_packed", "_life", "_asleep", "_bound", "ended"
         return {"_metadata": None, **{name: getattr(self, name) for name in names + hidden}}
 
     def _attach_granted(self, call: str, newer: bool, grant: Grant, parcels: Parcels) -> bool:
@@ -205,10 +208,21 @@ class LeasedRegion(Region):
 
         Only regions that were allocated with ``grace`` end so. A thread of gdrpy calls it; if the
         region has ended already, this call does. The grace time begins before it is called, and
-        the thread waits for it: it must return soon. sys.excepthook shows its errors. Raises Gone
-        once the memory was taken.
+        the thread waits for it: it must return soon. sys.excepthook shows its errors.
+
+        Raises InvalidRequest for a region that is not bound, and for the exporter, which ends it
+        itself; TypeError; Gone once the memory was taken.
         """
-        self._check("BrokerRegion.when_ended")
+        call = "BrokerRegion.when_ended"
+        if not callable(callback):
+            raise TypeError(f"{call}: callback must be callable, not {callback!r:.80}")
+        self._check(call)
+        if not self._bound:
+            raise InvalidRequest(
+                f"{call}: {self!r} is not bound to an exporter other than this connection, so it "
+                f"never ends: have the exporter allocate it with grace=, and get it by another "
+                f"connection"
+            )
         if not alone(self._lock, self._add_callback, callback):
             callback(self)
 

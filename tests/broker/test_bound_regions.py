@@ -232,9 +232,36 @@ class TestBroker:
         refusal = client.call("allocate", **allocation("kv", grace=1))
         assert (refusal["error"], refusal["message"]) == (
             "InvalidRequest",
-            "allocate: region 'kv' exists and is not bound to its exporter: leave grace out, "
-            "delete it first, or take another name",
+            "allocate: region 'kv' exists and is not bound to an exporter, and a grace of 1 s was "
+            "asked for: leave grace out to get it as it is, delete it first, or take another name",
         )
+
+    def test_gives_its_exporter_a_bound_region_again_with_the_same_grace_alone(self, client):
+        number = client.allocate("kv", grace=0.5)["region"]
+        again = client.allocate("kv", grace=0.5)
+        assert (again["region"], again["created"], "grace" in again) == (number, False, False)
+        refusal = client.call("allocate", **allocation("kv", grace=5))
+        assert (refusal["error"], refusal["message"]) == (
+            "InvalidRequest",
+            "allocate: region 'kv' exists and is bound to this connection with a grace of 0.5 s, "
+            "and a grace of 5 s was asked for: leave grace out to get it as it is, delete it "
+            "first, or take another name",
+        )
+        assert client.ok("stat", name="kv")["grace"] == 0.5
+
+    def test_gives_others_a_bound_region_without_a_grace_alone(self, broker, client):
+        number = client.allocate("kv", grace=0.5)["region"]
+        with broker.client() as other:
+            refusal = other.call("allocate", **allocation("kv", grace=0.5))
+            assert (refusal["error"], refusal["message"]) == (
+                "InvalidRequest",
+                "allocate: region 'kv' exists and is bound to another connection, its exporter, "
+                "with a grace of 0.5 s, and a grace of 0.5 s was asked for: leave grace out to get "
+                "it as it is, delete it first, or take another name",
+            )
+            assert other.ok("status")["leases"] == 1
+            found = other.allocate("kv")
+            assert (found["region"], found["grace"]) == (number, 0.5)
 
     @pytest.mark.parametrize("grace", [-0.5, 3600.5, float("nan"), "1"])
     def test_refuses_a_grace_out_of_bounds(self, client, grace):

@@ -113,17 +113,20 @@ async def allocate(
         gpu: Whether this process gets the GPU view. Without it the process needs no CUDA. Host
             memory has no GPU view.
         cpu: Whether this process gets the CPU view.
-        grace: Binds a new region to this process, its exporter: when the exporter's lease ends, as
-            by its death or by close(), the name is deleted, and other processes lose the memory
-            after so many seconds, up to 3600. None keeps a region while it has a name or a holder.
+        grace: Binds a new region to this connection, its exporter: when the exporter's lease ends,
+            as by the death of its process or by close() of the region or the connection, the name
+            is deleted, and other processes lose the memory after so many seconds, up to 3600. None
+            keeps a region while it has a name or a holder.
         wait: How many seconds to wait for memory. None does not wait. A region that is larger than
             the broker's limits is refused at once.
 
     An existing region keeps its mode and metadata.
 
-    Raises SizeMismatch if the region exists with another size or on another device, OutOfMemory,
-    QuotaExceeded, TooLarge (larger than a limit), PermissionDenied, NotFound (no such device),
-    Timeout, BrokerUnavailable.
+    Raises SizeMismatch if the region exists with another size or on another device, InvalidRequest
+    if ``grace`` is given and it exists otherwise than bound to this connection with the same grace,
+    or for a name of invisible characters, TypeError, ValueError, OutOfMemory, QuotaExceeded,
+    TooLarge (larger than a limit), PermissionDenied, NotFound (no such device), Timeout,
+    BrokerUnavailable.
     """
     if name is not None:
         as_name("allocate", name)

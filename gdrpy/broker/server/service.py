@@ -273,11 +273,8 @@ class Service:
                     f"{device_words(device)} were asked for: ask for what exists, delete it "
                     f"first, or take another name"
                 )
-            if request.grace is not None and region.grace is None:
-                raise errors.InvalidRequest(
-                    f"allocate: {region} exists and is not bound to its exporter: leave grace out, "
-                    f"delete it first, or take another name"
-                )
+            if request.grace is not None:
+                _require_bound(session, region, request.grace)
             if region.number not in session.regions:
                 self.quotas.require_lease("allocate", self.table, session.identity)
             grant, fd = self._grant(session, region, not region.sealed, request.gpu, request.id)
@@ -823,6 +820,23 @@ class Service:
             or allowed(who, region, WRITE)
             or self.table.is_held(region, who)
         )
+
+
+def _require_bound(session: Session, region: RegionEntry, grace: float) -> None:
+    """Raise InvalidRequest unless a session is the exporter of a region with this grace."""
+    ours = region.exporter == session.number
+    if ours and region.grace == grace:
+        return
+    if region.grace is None:
+        found = "is not bound to an exporter"
+    elif ours:
+        found = f"is bound to this connection with a grace of {region.grace:g} s"
+    else:
+        found = f"is bound to another connection, its exporter, with a grace of {region.grace:g} s"
+    raise errors.InvalidRequest(
+        f"allocate: {region} exists and {found}, and a grace of {grace:g} s was asked for: leave "
+        f"grace out to get it as it is, delete it first, or take another name"
+    )
 
 
 def _check_name(call: str, name: str) -> None:

@@ -186,9 +186,16 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
                 "by DMA": self._running,
             }
             told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+            remedy = "delete the arrays made from it first"
+            if self._memory.sent:
+                remedy += (
+                    f", and wait until the other processes have dropped the tensors that this one "
+                    f"has sent ({self._memory.sent}): discard() of install_reducers() drops those "
+                    f"that nobody has received"
+                )
             raise BufferError(
                 f"{type(self).__name__}.{call}: views or running copies still use the memory "
-                f"({told}); delete the arrays made from it first"
+                f"({told}); {remedy}"
             )
         return mappings
 

@@ -51,6 +51,8 @@ class Memory(Owner, ABC):
     unseen: str | None = None
     #: Why it will not come back, in words.
     lost: str | None = None
+    #: How many tensors of it this process has sent and keeps for other processes.
+    sent = 0
     #: Whether alloc() made it, and not another owner.
     created = False
     _fd: Descriptor | None = None

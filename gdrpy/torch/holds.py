@@ -21,7 +21,7 @@ from gdrpy._core._mapping import Descriptor, alone
 from gdrpy.broker.client.connection import Lease
 from gdrpy.errors import Gone
 from gdrpy.memory.descriptors import private
-from gdrpy.memory.memory import settle
+from gdrpy.memory.memory import Memory, settle
 from gdrpy.region import Region
 
 #: The size of a memory file of slots.
@@ -103,22 +103,24 @@ class Outbox(_Slots):
     def __init__(self, region: Region, shared: bool) -> None:
         super().__init__(region, shared)
         self.pid = os.getpid()
-        self._kept: dict[int, tuple[bytes, object]] = {}
+        self._kept: dict[int, tuple[bytes, object, Memory]] = {}
         self._free = list(range(NBYTES // _SLOT.size))
 
-    def keep(self, storage: object) -> tuple[int, bytes] | None:
-        """Keep a storage until it was received and no receiver has it: its slot and token.
+    def keep(self, storage: object, memory: Memory) -> tuple[int, bytes] | None:
+        """Keep a storage in some memory until it was received and no receiver has it: its slot and
+        token.
 
         None if all slots are in use.
         """
-        return alone(_lock, self._keep, storage)
+        return alone(_lock, self._keep, storage, memory)
 
-    def _keep(self, storage: object) -> tuple[int, bytes] | None:
+    def _keep(self, storage: object, memory: Memory) -> tuple[int, bytes] | None:
         if not self._free:
             return None
         index, token = self._free.pop(), secrets.token_bytes(8)
         self._write(index, token, False)
-        self._kept[index] = token, storage
+        self._kept[index] = token, storage, memory
+        memory.sent += 1
         return index, token
 
     def came(self, index: int, token: bytes) -> object:
@@ -139,7 +141,7 @@ class Outbox(_Slots):
         return len(dropped)
 
     def _collect(self, dropped: list[object], received: bool = True) -> None:
-        for index, (token, storage) in list(self._kept.items()):
+        for index, (token, storage, memory) in list(self._kept.items()):
             if self._read(index) != (token, received):
                 continue
             try:
@@ -153,7 +155,8 @@ class Outbox(_Slots):
             finally:
                 self._lock(self._set, fcntl.F_UNLCK, index)
             del self._kept[index]
-            dropped.append(storage)
+            memory.sent -= 1
+            dropped.append((storage, memory))
             self._free.append(index)
 
     def retire(self) -> bool:
@@ -245,16 +248,17 @@ class Outboxes:
         return sum(box.count for box in self.own())
 
     def keep(
-        self, socket: str | None, make: Callable[[], Region], storage: object
+        self, socket: str | None, make: Callable[[], Region], storage: object, memory: Memory
     ) -> tuple[Outbox, int, bytes]:
-        """Keep a storage in an outbox of this broker, or without one: the outbox, slot and token.
+        """Keep a storage in some memory, in an outbox of this broker, or without one: the outbox,
+        slot and token.
 
         ``make()`` makes the region of another outbox.
         """
         boxes = self._all.setdefault((os.getpid(), socket), [])
         while True:
             for box in list(boxes):
-                if not box.lost and (place := box.keep(storage)) is not None:
+                if not box.lost and (place := box.keep(storage, memory)) is not None:
                     return box, *place
             boxes.append(Outbox(make(), socket is not None))
 

@@ -275,7 +275,7 @@ def _sent(storage: torch.UntypedStorage) -> _Sent | None:
     before, use = _cached(_key(identity, memory.guarded, offset, nbytes))
     _memories[os.getpid(), identity, memory.guarded] = memory
     socket = whole if isinstance(whole, str) else None
-    box, index, token = _outboxes.keep(socket, functools.partial(_room, socket), storage)
+    box, index, token = _outboxes.keep(socket, functools.partial(_room, socket), storage, memory)
     _watcher.wake()
     sender = _Slot(*_named(box.region._memory), index, token)
     owner = use.slot if use is not None and before._cdata == storage._cdata else None

@@ -400,6 +400,24 @@ class TestSender:
             pickle.loads(message)
         resource_sharer.stop()
 
+    def test_is_told_that_another_process_keeps_the_region_from_closing(self, worker):
+        region = gdrpy.alloc(MIB)
+        tensor = tensor_in(region, 3)
+        gone = dropped(tensor)
+        worker.ask(children.keep, tensor)
+        del tensor
+        with pytest.raises(BufferError) as refused:
+            region.close()
+        assert str(refused.value) == (
+            "Region.close: views or running copies still use the memory (1 of the GPU view, such "
+            "as tensors by DLPack and arenas, or asynchronous copies); delete the arrays made from "
+            "it first, and wait until the other processes have dropped the tensors that this one "
+            "has sent (1): discard() of install_reducers() drops those that nobody has received"
+        )
+        worker.ask(children.drop)
+        assert gone.wait(30)
+        assert region._memory.sent == 0
+
     def test_discards_what_nobody_will_receive(self, reducers, worker, region):
         lost, kept = tensor_in(region, 3), tensor_in(region, 3, offset=4096)
         gone, stays = dropped(lost), dropped(kept)
@@ -546,12 +564,13 @@ class TestElsewhere:
     def test_uninstalling_closes_nothing_that_another_thread_keeps_a_tensor_in(
         self, reducers, monkeypatch
     ):
-        tensor = tensor_in(gdrpy.alloc(MIB), 3)
+        region = gdrpy.alloc(MIB)
+        tensor = tensor_in(region, 3)
         pickle.loads(ForkingPickler.dumps(tensor))
         places, close = [], Outbox.close
 
         def keep_and_close(box: Outbox) -> None:
-            places.append(box.keep(tensor.untyped_storage()))
+            places.append(box.keep(tensor.untyped_storage(), region._memory))
             close(box)
 
         monkeypatch.setattr(Outbox, "close", keep_and_close)

@@ -202,6 +202,7 @@ class Region(Shown):
     @classmethod
     def _adopt(
         cls,
+        call: str,
         descriptor: Descriptor,
         nbytes: int,
         device: int | None,
@@ -218,7 +219,6 @@ class Region(Shown):
         Memory of a GPU that this process does not see has the CPU view alone. The call takes
         ``descriptor`` over, even if it raises. The memory keeps ``source``.
         """
-        call = f"opening a {cls.__name__}"
         memory = own_export(
             call,
             descriptor,

@@ -40,7 +40,7 @@ class TestAlloc:
     @pytest.mark.parametrize(
         ("words", "complaint"),
         [
-            (["--device", "7"], "no GPU 7: name another one, or take host memory by --device cpu"),
+            (["--device", "7"], "name one that it sees, or take host memory by --device cpu"),
             (["--device", "cpu"], "there in all: ask for less"),
         ],
     )

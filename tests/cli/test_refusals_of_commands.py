@@ -10,6 +10,7 @@ import pytest
 
 import gdrpy
 from gdrpy.cli import main
+from serving import GPU
 
 
 class TestWithoutBroker:
@@ -75,8 +76,8 @@ class TestRefusedCommand:
         for words in (["put", "x", str(file)], ["alloc", "x", "1M"]):
             assert main([*words, "--device", "7"]) == 1
             assert capsys.readouterr().err == (
-                f"error: {words[0]}: this machine has no GPU 7: name another one, or take host "
-                f"memory by --device cpu\n"
+                f"error: {words[0]}: the broker sees no GPU 7, but {GPU[1]} (GPU 0): name one that "
+                f"it sees, or take host memory by --device cpu\n"
             )
 
     @pytest.mark.parametrize("command", ["get", "rm", "seal", "stat"])

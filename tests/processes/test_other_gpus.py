@@ -241,6 +241,7 @@ with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     region = broker.get("there")
 print(*[one.message for one in caught])
+print(*[one.filename for one in caught])
 print(region.read(4), region.device)
 refusal(lambda: region.ptr)
 refusal(lambda: broker.get("there", cpu=False))
@@ -262,7 +263,7 @@ with temporary("--keeper", "none") as path, gdrpy.connect(path) as broker:
             env=os.environ | {{"GDRPY_SIM_DEVICES": "1"}},
         )
 """
-        uuid, warned, read, *refused = run(code)
+        uuid, warned, place, read, *refused = run(code)
         words = (
             f"the memory lies on the GPU {uuid} that this process does not see: add it to "
             f"CUDA_VISIBLE_DEVICES and to the container's GPUs"
@@ -270,11 +271,10 @@ with temporary("--keeper", "none") as path, gdrpy.connect(path) as broker:
         assert warned == (
             f"opening region 'there' with its CPU view alone: {words}, or open it with gpu=False"
         )
+        assert place == "<string>"
         assert read == "b'seen' None"
         assert refused[0] == f"MissingView Region.ptr: {words}"
-        assert refused[2].startswith(
-            "NotFound opening a BrokerRegion: the memory lies on a GPU that this process does not"
-        )
+        assert refused[2] == f"NotFound opening region 'there': {words}, or open with gpu=False"
 
     def test_makes_regions_on_a_gpu_by_its_uuid_and_tells_it(self) -> None:
         code = """
@@ -299,7 +299,8 @@ with temporary("--keeper", "none") as path, gdrpy.connect(path) as broker:
             "name",
             "NotFound allocate: the broker sees no GPU GPU-00000000-0000-0000-0000-000000000007, "
             "but GPU-67647270-7920-7369-6d75-6c6174656400 (GPU 0), "
-            "GPU-67647270-7920-7369-6d75-6c6174656401 (GPU 1): give it that GPU too",
+            "GPU-67647270-7920-7369-6d75-6c6174656401 (GPU 1): name one that it sees, or "
+            "give the broker GPU-00000000-0000-0000-0000-000000000007 too",
             "ValueError allocate: device must be a CUDA ordinal, a GPU's UUID ('GPU-...' as "
             "nvidia-smi -L lists it), its PCI address ('0000:3b:00.0'), torch's name ('cuda:0') "
             "or 'cpu', not 'GPU-7'",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import sys
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Thread
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from gdrpy import safetensors
@@ -21,7 +23,7 @@ from gdrpy.broker.copies import mark_of
 from gdrpy.broker.protocol import CPU_DEVICE, unpack_metadata
 from gdrpy.broker.replies import Grant, RegionInfo
 from gdrpy.common.dtypes import DType
-from gdrpy.errors import Gone, InvalidRequest, MissingView, ReadOnly, Sealed, SizeMismatch
+from gdrpy.errors import Gone, InvalidRequest, MissingView, NotFound, ReadOnly, Sealed, SizeMismatch
 from gdrpy.memory import vmm
 from gdrpy.memory.gpu import GpuMemory
 from gdrpy.memory.memory import ATTACH
@@ -87,6 +89,7 @@ class LeasedRegion(Region):
         ``address`` is that of the GPU view, None for any.
         """
         lease = parcels[-1][1]
+        opening = _opening(grant.name)
         try:
             descriptor = _arrived(grant, parcels)
             device = None if grant.device == CPU_DEVICE else grant.device
@@ -96,6 +99,7 @@ class LeasedRegion(Region):
                     f"cpu=True"
                 )
             region = cls._adopt(
+                opening,
                 descriptor,
                 grant.nbytes,
                 device,
@@ -107,9 +111,12 @@ class LeasedRegion(Region):
                 address=address,
             )
             parcels.pop()
-        except BaseException:
+        except BaseException as error:
             parcels.clear()
             lease.close()
+            if type(error) is NotFound:
+                words = str(error).replace(_unseen(None), _unseen(grant.uuid))
+                raise NotFound(words) from None
             raise
         try:
             region._broker = broker
@@ -128,12 +135,13 @@ class LeasedRegion(Region):
 
     def _warn_of_unseen(self, uuid: str | None) -> None:
         """Warn that it has the CPU view alone."""
-        words = vmm.UNSEEN.format(gpu="a GPU" if uuid is None else f"the GPU {uuid}")
-        self._memory.unseen = words
-        name = "an anonymous region" if self.name is None else f"region {self.name!r}"
+        self._memory.unseen = words = _unseen(uuid)
+        frame, level = sys._getframe(), 1
+        while frame.f_back is not None and _is_ours(frame):
+            frame, level = frame.f_back, level + 1
         warnings.warn(
-            f"opening {name} with its CPU view alone: {words}, or open it with gpu=False",
-            stacklevel=3,
+            f"{_opening(self.name)} with its CPU view alone: {words}, or open it with gpu=False",
+            stacklevel=level,
         )
 
     def _describe(self, grant: Grant, lease: Lease) -> None:
@@ -450,6 +458,21 @@ class LeasedRegion(Region):
         state = ", ended" if self.ended else ", sealed" if self.sealed else ""
         name = "anonymous" if self.name is None else repr(self.name)
         return f"<{type(self).__name__} {name}{state}: {super().__repr__()[1:-1]}>"
+
+
+def _opening(name: str | None) -> str:
+    """What errors of a region that is granted begin with."""
+    return "opening an anonymous region" if name is None else f"opening region {name!r}"
+
+
+def _unseen(uuid: str | None) -> str:
+    """That this process does not see a GPU, in words."""
+    return vmm.UNSEEN.format(gpu="a GPU" if uuid is None else f"the GPU {uuid}")
+
+
+def _is_ours(frame: FrameType) -> bool:
+    """Whether gdrpy's code runs in a frame."""
+    return str(frame.f_globals.get("__name__")).partition(".")[0] == "gdrpy"
 
 
 def _arrived(grant: Grant, parcels: Parcels) -> Descriptor:

@@ -67,18 +67,20 @@ class Quotas:
         except ValueError as error:
             raise InvalidRequest(str(error)) from None
         except NotFound:
-            seen = ", ".join(f"{uuid} (GPU {number})" for number, uuid in self.uuids.items())
-            raise NotFound(
-                f"{call}: the broker sees no GPU {device}, but {seen}: give it that GPU too"
-            ) from None
+            raise self._unseen(call, device, f"give the broker {device} too") from None
 
     def require_device(self, call: str, device: int) -> None:
-        """Raise NotFound for a device that the machine does not have."""
+        """Raise NotFound for a device that the broker does not see."""
         if device not in self.devices:
-            raise NotFound(
-                f"{call}: this machine has no {device_words(device)}: name another one, or take "
-                f'host memory by device="cpu"'
-            )
+            raise self._unseen(call, device, 'take host memory by device="cpu"')
+
+    def _unseen(self, call: str, device: int | str, otherwise: str) -> NotFound:
+        """The refusal of a GPU, with those that the broker sees."""
+        seen = ", ".join(f"{uuid} (GPU {number})" for number, uuid in self.uuids.items())
+        return NotFound(
+            f"{call}: the broker sees no GPU {device}, but {seen}: name one that it sees, or "
+            f"{otherwise}"
+        )
 
     def require_room(self, call: str, table: Table, who: Identity, size: int, device: int) -> None:
         """Raise QuotaExceeded unless a new region of ``size`` bytes of ``who`` fits the limits.

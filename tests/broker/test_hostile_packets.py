@@ -381,6 +381,9 @@ class TestNameThatNobodySees:
             reply = client.call(op, **allocation(name))
             assert reply["error"] == "InvalidRequest"
             assert ascii(name) in reply["message"]
+        for op, fields in (("get", {"readonly": True, "gpu": False}), ("stat", {}), ("delete", {})):
+            reply = client.call(op, name=name, **fields)
+            assert (reply["error"], ascii(name) in reply["message"]) == ("InvalidRequest", True)
 
     @pytest.mark.parametrize("name", ["a b", "gewichte/\u00e4", "\u91cd\u307f", "\U0001f600"])
     def test_is_not_one_of_letters_with_spaces_between(self, name: str, client: RawClient) -> None:

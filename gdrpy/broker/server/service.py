@@ -800,6 +800,7 @@ class Service:
         if name is not None and number is None:
             region = self.table.names.get(name)
             if region is None:
+                _check_name(call, name)
                 raise errors.NotFound(f"{call}: {self._absent(session, name)}")
             return region
         if name is not None or number is None:

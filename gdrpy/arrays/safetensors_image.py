@@ -70,7 +70,7 @@ class Layout(msgspec.Struct, frozen=True):
 def read_header(size: int, read: Callable[[int, int], bytes]) -> bytes:
     """The header of an image in ``size`` bytes; ``read(nbytes, offset)`` returns some of them."""
     if size < LENGTH_SIZE:
-        raise _error(f"{size} bytes hold no image")
+        raise _error(f"{size} bytes hold no image" if size else "it is empty")
     length = int.from_bytes(read(LENGTH_SIZE, 0), "little")
     if length > HEADER_MAX:
         raise _error("not in this format: it does not begin with the length of a header")

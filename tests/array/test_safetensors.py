@@ -338,9 +338,8 @@ class TestFileLayout:
     @pytest.mark.parametrize("content", [b"", b"1234567", b"\xff" * 8, image(b"{}")[:-1]])
     def test_refuses_a_file_that_is_cut_short(self, tmp_path, content):
         (tmp_path / "file").write_bytes(content)
-        with pytest.raises(
-            ValueError, match=r"file: safetensors: (not in this format|\d bytes hold no image)"
-        ):
+        words = r"(not in this format|7 bytes hold no image|it is empty: give a safetensors file)"
+        with pytest.raises(ValueError, match=f"file: safetensors: {words}"):
             images.file_layout(tmp_path / "file")
 
 

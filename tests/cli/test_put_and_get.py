@@ -69,7 +69,8 @@ class TestPutAndGet:
         put("table")
         assert main(["get", "table", str(tmp_path / "part"), "--offset", "11K"]) == 1
         assert capsys.readouterr().err == (
-            "error: table has 10240 bytes: --offset 11264 is not before its end\n"
+            "error: get: 'table' has 10240 bytes: --offset 11264 is not before its end: give a "
+            "smaller one\n"
         )
         assert not (tmp_path / "part").exists()
 
@@ -77,7 +78,8 @@ class TestPutAndGet:
         put("table")
         assert main(["get", "table", str(tmp_path / "part"), "--offset", "10K"]) == 1
         assert capsys.readouterr().err == (
-            "error: table has 10240 bytes: --offset 10240 is not before its end\n"
+            "error: get: 'table' has 10240 bytes: --offset 10240 is not before its end: give a "
+            "smaller one\n"
         )
         assert not (tmp_path / "part").exists()
 
@@ -86,7 +88,8 @@ class TestPutAndGet:
         words = ["--offset", "9K", "--nbytes", "2K"]
         assert main(["get", "table", str(tmp_path / "part"), *words]) == 1
         assert capsys.readouterr().err == (
-            "error: table has 10240 bytes: 1024 from --offset 9216 on, not 2048\n"
+            "error: get: 'table' has 10240 bytes: 1024 from --offset 9216 on, not 2048: leave "
+            "--nbytes out\n"
         )
 
     def test_go_through_pipes(self, broker):

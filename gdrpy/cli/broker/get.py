@@ -54,10 +54,10 @@ def run(args: argparse.Namespace, output: Output) -> int:
         there = region.nbytes - args.offset
         nbytes = there if args.nbytes is None else args.nbytes
         if not 0 < nbytes <= there:
-            what = f"--offset {args.offset} is not before its end"
+            what = f"--offset {args.offset} is not before its end: give a smaller one"
             if there > 0:
-                what = f"{there} from --offset {args.offset} on, not {nbytes}"
-            raise CommandError(f"{args.name} has {region.nbytes} bytes: {what}")
+                what = f"{there} from --offset {args.offset} on, not {nbytes}: leave --nbytes out"
+            raise CommandError(f"get: {args.name!r} has {region.nbytes} bytes: {what}")
         write = output.raw if args.file == "-" else _writer(args.file, undo)
         with output.copying(args.name) as tell, broker.buffer(nbytes) as buffer:
             for done in range(0, nbytes, len(buffer)):

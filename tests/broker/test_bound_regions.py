@@ -301,9 +301,9 @@ class TestExporter:
     @pytest.mark.parametrize(
         ("grace", "error", "words"),
         [
-            (-1, ValueError, r"allocate: grace must be a number of seconds, not -1"),
+            (-1, ValueError, r"allocate: grace must be 0 to 3600 seconds, not -1"),
             ("1", TypeError, r"allocate: grace must be a number of seconds, not '1'"),
-            (3601, ValueError, r"allocate: grace must be at most 3600 s, not 3601"),
+            (3601, ValueError, r"allocate: grace must be 0 to 3600 seconds, not 3601"),
         ],
     )
     def test_must_give_a_number_of_seconds(self, connected, grace, error, words):

@@ -189,7 +189,7 @@ class TestRefusal:
             (calls.allocate, ["a", 1], {"metadata": 5}, TypeError, "allocate: metadata must be"),
             (calls.create, [None, 1], {}, TypeError, "create: name must be a str"),
             (calls.chmod, ["a", 644], {}, ValueError, r"0o640, not 644: did you mean 0o644\?"),
-            (calls.chmod, ["a", 0o700], {}, ValueError, "chmod: mode must be .*, not 0o700"),
+            (calls.chmod, ["a", 0o777], {}, ValueError, "bits of at most 0o666, .*, not 0o777"),
             (
                 arrays.put,
                 ["a", [object()]],

@@ -286,6 +286,16 @@ class TestRegionCalls:
         region = granted(then=told)
         assert [region.stale, region.stale] == [False, True]
 
+    def test_stale_names_itself_where_no_broker_answers(self, broker):
+        with (
+            gdrpy.connect(broker.path, reconnect=0) as connected,
+            connected.put("a", [1]) as region,
+        ):
+            broker.stop()
+            words = "BrokerRegion.stale: the broker at .* went away and did not come back"
+            with pytest.raises(gdrpy.BrokerUnavailable, match=f"^{words}"):
+                _ = region.stale
+
     def test_stale_of_what_the_broker_lost_is_true(self, broker):
         with gdrpy.connect(broker.path) as client, client.put("a", b"x", "cpu") as region:
             assert region.stale is False

@@ -477,7 +477,10 @@ class TestWaiting:
         connected.allocate("weights", 1, "cpu").close()
         with pytest.raises(gdrpy.Timeout) as late:
             connected.get("wieghts", wait=0.01)
-        assert str(late.value) == "get: waited 0.01 s: there is no region of the name 'wieghts'"
+        assert str(late.value) == (
+            "get: waited 0.01 s: there is no region of the name 'wieghts': publish it, or wait "
+            "longer"
+        )
 
 
 @contextmanager

@@ -60,7 +60,7 @@ static void a_mode_has_permission_bits_alone(void)
 	CHECK_EQ(allocate((struct gdrpy_new_region){.mode = 0666}), GDRPY_BROKER_UNAVAILABLE);
 	CHECK_EQ(allocate((struct gdrpy_new_region){.mode = 0700}), GDRPY_BROKER_INVALID_REQUEST);
 	CHECK_STR_EQ(gdrpy_broker_error(),
-		     "allocate: mode must be permission bits like 0640, not 0700");
+		     "allocate: mode must be permission bits of at most 0666, like 0640, not 0700");
 }
 
 static void what_is_reserved_is_zero(void)

@@ -284,7 +284,8 @@ static void put_mode(struct broker_request *request, unsigned int mode)
 	broker_write_number(&request->writer, mode);
 	if (mode & ~0666u)
 		request->result = broker_fail(GDRPY_BROKER_INVALID_REQUEST,
-					      "%s: mode must be permission bits like 0640, not %#o",
+					      "%s: mode must be permission bits of at most 0666, "
+					      "like 0640, not %#o",
 					      request->call, mode);
 }
 

@@ -71,7 +71,9 @@ def as_mode(call: str, mode: Any) -> int:
     if bits & ~0o666:
         octal = re.fullmatch("[0246]{3}", str(bits))
         given = f"{bits}: did you mean 0o{bits}?" if octal else f"{bits:#o}"
-        raise ValueError(f"{call}: mode must be permission bits like 0o640, not {given}")
+        raise ValueError(
+            f"{call}: mode must be permission bits of at most 0o666, like 0o640, not {given}"
+        )
     return bits
 
 
@@ -91,7 +93,6 @@ def as_grace(call: str, value: Any) -> float | None:
     """The grace of a bound region in seconds, None for none. Raises TypeError, ValueError."""
     if value is None:
         return None
-    seconds = as_seconds(call, "grace", value)
-    if seconds > GRACE_LIMIT:
-        raise ValueError(f"{call}: grace must be at most {GRACE_LIMIT} s, not {value!r}")
-    return seconds
+    if isinstance(value, int | float) and not 0 <= value <= GRACE_LIMIT:
+        raise ValueError(f"{call}: grace must be 0 to {GRACE_LIMIT} seconds, not {value!r}")
+    return as_seconds(call, "grace", value)

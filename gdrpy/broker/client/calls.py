@@ -83,6 +83,8 @@ async def _patiently(
                 now = time.monotonic()
                 if now >= deadline:
                     reason = str(error).removeprefix(f"{call}: ")
+                    if reason.endswith(f"of the name {prefix!r}"):
+                        reason += ": publish it, or wait longer"
                     raise Timeout(f"{call}: waited {wait:g} s: {reason}") from error
             await watching.next(min(deadline, now + _ASK_AGAIN))
 

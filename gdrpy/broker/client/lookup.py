@@ -16,7 +16,14 @@ from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.replies import RegionInfo
 from gdrpy.broker.requests import Request
 from gdrpy.common import spelling
-from gdrpy.errors import Error, NotFound, PermissionDenied, ProtocolError, Timeout
+from gdrpy.errors import (
+    BrokerUnavailable,
+    Error,
+    NotFound,
+    PermissionDenied,
+    ProtocolError,
+    Timeout,
+)
 
 R = TypeVar("R", bound=LeasedRegion)
 
@@ -51,6 +58,10 @@ def calling(call: str, *inner: str) -> Iterator[None]:
     """Have the errors of the calls ``inner``, which ``call`` makes, name that one."""
     try:
         yield
+    except BrokerUnavailable as error:
+        if (found := str(error).partition(": "))[0] in inner:
+            raise BrokerUnavailable(f"{call}: {found[2]}") from None
+        raise
     except (NotFound, PermissionDenied, Timeout, TypeError, ValueError) as error:
         match error.args:
             case [*number, str(words)] if (found := words.partition(": "))[0] in inner:

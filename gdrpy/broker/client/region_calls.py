@@ -7,6 +7,7 @@ from typing import Any
 from gdrpy._core._mapping import Undo
 from gdrpy.broker import requests
 from gdrpy.broker.client.connection import Parcels, R
+from gdrpy.broker.client.lookup import calling
 from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.protocol import pack_metadata
 from gdrpy.broker.replies import (
@@ -171,8 +172,10 @@ async def stale(region: LeasedRegion) -> bool:
     """
     if region.name is None or region.version == 0:
         return False
-    region._check("BrokerRegion.stale")
+    call = "BrokerRegion.stale"
+    region._check(call)
     try:
-        return not (await info(region)).linked
+        with calling(call, "info"):
+            return not (await info(region)).linked
     except Gone:
         return True

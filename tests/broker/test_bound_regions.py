@@ -343,6 +343,7 @@ class TestImporter:
             until(lambda: used(connected) == 0)
             with pytest.raises(gdrpy.Gone, match="ended with its exporter"):
                 region.numpy()
+            assert repr(region) == "<BrokerRegion 'kv', ended: CLOSED>"
 
     def test_keeps_what_a_numpy_array_shows_until_that_is_gone(self, exporter, connected):
         with exporter.start(0) and connected.get("kv") as region:
@@ -404,6 +405,12 @@ class TestImporter:
             region.detach()
             exporter.kill()
             until(lambda: region.ended)
+            with pytest.raises(gdrpy.Gone) as gone:
+                region.attach()
+            assert str(gone.value) == (
+                f"BrokerRegion.attach: region {region.id} ended with its exporter: close it, or "
+                f"take the next 'kv', once there is one, by attach(newer=True)"
+            )
             exporter.start(0)
             region.attach(newer=True)
             assert (region.ended, region.read(8)) == (False, b"exported")

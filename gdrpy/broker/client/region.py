@@ -453,10 +453,12 @@ class LeasedRegion(Region):
         return told
 
     def __repr__(self) -> str:
-        if self.closed:
+        if self.closed and not self._taken:
             return f"<{type(self).__name__} CLOSED>"
         state = ", ended" if self.ended else ", sealed" if self.sealed else ""
         name = "anonymous" if self.name is None else repr(self.name)
+        if self.closed:
+            return f"<{type(self).__name__} {name}{state}: CLOSED>"
         return f"<{type(self).__name__} {name}{state}: {super().__repr__()[1:-1]}>"
 
 

@@ -143,10 +143,15 @@ async def ask_to_attach(call: str, region: LeasedRegion, newer: bool) -> tuple[G
     try:
         return await region._broker._ask(request, Grant)
     except Gone as error:
+        ended = region.ended or str(error).endswith("ended with its exporter")
+        why = "ended with its exporter" if ended else "no longer exists"
         remedy = "close it"
         if region.name is not None:
-            remedy += f", or take a newer version of {region.name!r} by attach(newer=True)"
-        raise Gone(f"{call}: region {region.id} no longer exists: {remedy}") from error
+            other = f"a newer version of {region.name!r}"
+            if ended:
+                other = f"the next {region.name!r}, once there is one,"
+            remedy += f", or take {other} by attach(newer=True)"
+        raise Gone(f"{call}: region {region.id} {why}: {remedy}") from error
 
 
 async def delete(region: LeasedRegion) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from gdrpy import cuda
@@ -20,7 +21,8 @@ def status(device: int | None = None) -> Status:
         gpu = None if device is None else _address(cuda.device_info(device).pci)
         return Status(True, engine_status(gpu))
     except Error as error:
-        return Status(False, str(error))
+        # A node that cannot be opened is named once.
+        return Status(False, re.sub(r"^open (\S+): (?=.*\1)", "", str(error)))
 
 
 def _address(pci: str) -> tuple[int, int, int]:

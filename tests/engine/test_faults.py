@@ -20,6 +20,8 @@ import gdrpy
 import rmclient as rm
 from gdrpy import cuda
 from gdrpy._core._mapping import engine_status
+from gdrpy.memory import engine
+from gdrpy.memory.backends import Status
 
 ON_NVRM = {"GDRPY_SIM": "1", "GDRPY_BACKEND": "nvrm"}
 MIB = 1 << 20
@@ -402,6 +404,14 @@ class TestStatus:
         [found] = json.loads(told.stdout)["copy_engines"]
         assert not found["usable"]
         assert found["reason"].startswith("the copy engine cannot be used: this GPU is older")
+
+    @pytest.mark.preloaded(GDRPY_SIM="1", FAKE_RM_NO_NODES="1")
+    def test_names_a_missing_node_once(self) -> None:
+        assert engine.status(None) == Status(
+            False,
+            "no NVIDIA kernel driver: /dev/nvidiactl is missing: install the driver, or pass the "
+            "node into the container (--gpus, --device)",
+        )
 
     @pytest.mark.preloaded(**ON_NVRM, FAKE_RM_NO_NODES="1")
     def test_raises_the_reason(self) -> None:

@@ -240,7 +240,15 @@ class TestUnit:
 
     def test_is_a_string_in_json(self, capsys):
         text = self.unit(capsys, "socket")
-        assert json.loads(self.unit(capsys, "socket", "--json")) == {"unit": text}
+        told = json.loads(self.unit(capsys, "socket", "--json"))
+        assert told == {"unit": text.replace("--print-unit socket", "--print-unit socket --json")}
+
+    @pytest.mark.parametrize("kind", ["service", "socket"])
+    def test_tells_the_command_that_made_it(self, capsys, kind):
+        first = self.unit(capsys, kind, "--group", "root").splitlines()[0]
+        assert first.endswith(f"made by: gdrpy serve --print-unit {kind} --group root")
+        lines = self.unit(capsys, kind, "--restore", "/a\nExecStartPre=b").splitlines()
+        assert lines[0].endswith("\\nExecStartPre=b'\"")
 
     @pytest.fixture
     def systemd_analyze(self) -> str:

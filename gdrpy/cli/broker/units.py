@@ -15,7 +15,7 @@ from gdrpy.broker.server.systemd import STORE_LIMIT
 KINDS = ("service", "socket")
 
 _SERVICE = """\
-# {folder}/gdrpy.service, made by: gdrpy serve --print-unit service
+# {folder}/gdrpy.service, made by: {made_by}
 [Unit]
 Description=gdrpy broker: named regions of GPU memory
 Requires=gdrpy.socket
@@ -64,7 +64,7 @@ SystemCallArchitectures=native
 """
 
 _SOCKET = """\
-# {folder}/gdrpy.socket, made by: gdrpy serve --print-unit socket
+# {folder}/gdrpy.socket, made by: {made_by}
 [Unit]
 Description=Socket of the gdrpy broker
 
@@ -89,6 +89,7 @@ def _service(args: argparse.Namespace) -> str:
     system = os.geteuid() == 0
     return _SERVICE.format(
         folder=_folder(system),
+        made_by=_made_by(args),
         command=" ".join(map(_quoted, _command(args))),
         environment=_environment(),
         keeping=_KEEPING[_keeper(args)],
@@ -101,11 +102,18 @@ def _service(args: argparse.Namespace) -> str:
 def _socket(args: argparse.Namespace) -> str:
     return _SOCKET.format(
         folder=_folder(os.geteuid() == 0),
+        made_by=_made_by(args),
         path="%t/gdrpy/broker.sock" if args.socket is None else args.socket.replace("%", "%%"),
         mode=args.mode,
         group="" if args.group is None else f"SocketGroup={grp.getgrgid(args.group).gr_name}\n",
         directory_mode=0o755 if args.mode & 0o077 else 0o700,
     )
+
+
+def _made_by(args: argparse.Namespace) -> str:
+    """The command line, in one line."""
+    typed = str(args.command_line)
+    return typed if typed.isprintable() else ascii(typed)
 
 
 def _folder(system: bool) -> str:

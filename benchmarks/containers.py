@@ -51,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     chance = random.Random(options.seed)
     samples: dict[str, dict[str, list[float]]] = {}
-    places: list[tuple[str, Sequence[str]]] = [("containers", NAMESPACES), ("beside each other", ())]
+    places: list[tuple[str, Sequence[str]]]
+    places = [("containers", NAMESPACES), ("beside each other", ())]
     for _ in range(options.rounds):
         places.reverse()  # so that neither always comes first
         for place, words in places:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from gdrpy._core import _mapping
 from gdrpy._core._mapping import Undo
-from gdrpy.channel.ring import End, Ring, allocate, as_capacity, as_record_size, only
+from gdrpy.channel.ring import End, Ring, allocate, as_capacity, as_record_size, nap, only
+from gdrpy.errors import Timeout
 
 #: In records: a slot must not see the same 32-bit stamp twice in turn.
 CAPACITY_MAX = 1 << 31
+#: How many records a task takes at most until other tasks run.
+_TURN = 64
 
 
 class Inbox(Ring, _mapping.Inbox):
@@ -24,8 +28,8 @@ class Inbox(Ring, _mapping.Inbox):
 
     The producers are threads of kernels that get :attr:`ptr`, as many as there are, or
     :meth:`writer`. The one reader is this object; threads may share it. Each record arrives whole
-    and once, and those of one producer in the order of its pushes. Iterating takes record after
-    record, up to the end.
+    and once, and those of one producer in the order of its pushes. ``for`` and ``async for`` take
+    record after record, up to the end.
 
     The end of a ``with`` block calls :meth:`close`, which ends pushes that find no room. Keep the
     object until the kernels have ended: its memory is freed when it and its writers are gone.
@@ -57,6 +61,24 @@ class Inbox(Ring, _mapping.Inbox):
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(self.pop, None)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """Take record after record, up to the end, while other tasks run."""
+        import asyncio
+
+        begun, taken = time.monotonic(), 0
+        while True:
+            try:
+                record = self.pop(0)
+            except Timeout:
+                await asyncio.sleep(nap(begun))
+                continue
+            if record is None:
+                return
+            yield record
+            begun, taken = time.monotonic(), taken + 1
+            if taken % _TURN == 0:
+                await asyncio.sleep(0)
 
 
 class InboxWriter(End, _mapping.InboxWriter):

@@ -10,11 +10,7 @@ from typing import Any
 from gdrpy._core import _mapping
 from gdrpy._core._mapping import Undo
 from gdrpy.channel.inbox import CAPACITY_MAX
-from gdrpy.channel.ring import End, Ring, Rooted, allocate, as_capacity, as_record_size, only
-
-#: A task that awaits an answer looks for it in each turn of the event loop for so many seconds;
-#: then it sleeps between looks for a small part of the time waited, in seconds within the limits.
-_BUSY, _PART, _LEAST_NAP, _LONGEST_NAP = 2e-3, 256, 1e-5, 1e-3
+from gdrpy.channel.ring import End, Ring, Rooted, allocate, as_capacity, as_record_size, nap, only
 
 
 class Link(Ring, _mapping.Link):
@@ -103,9 +99,7 @@ class Answer(Rooted, _mapping.Answer):
 
         begun = time.monotonic()
         while not self.done():
-            waited = time.monotonic() - begun
-            nap = min(max(waited / _PART, _LEAST_NAP), _LONGEST_NAP)
-            await asyncio.sleep(0 if waited < _BUSY else nap)
+            await asyncio.sleep(nap(begun))
         return self.result(0)
 
     def __repr__(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from typing import Any, NoReturn, TypeVar
 
@@ -15,6 +16,10 @@ from gdrpy.region import Region, alloc
 
 #: The size of a record is a multiple of the unit and at most the maximum, in bytes.
 RECORD_UNIT, RECORD_MAX = 16, 64 * 1024
+
+#: A task that awaits a record looks for it in each turn of the event loop for so many seconds; then
+#: it sleeps between looks for a small part of the time waited, in seconds within the limits.
+_BUSY, _PART, _LEAST_NAP, _LONGEST_NAP = 2e-3, 256, 1e-5, 1e-3
 
 
 def as_record_size(call: str, name: str, value: object) -> int:
@@ -41,6 +46,12 @@ def allocate(
     """Memory of a GPU, and page-locked memory for it, which holds what it held before."""
     ordinal = cuda.ordinal(call, device)
     return undo.keep(alloc(nbytes, ordinal)), undo.keep(lend(host_nbytes, ordinal))
+
+
+def nap(begun: float) -> float:
+    """For how many seconds a task sleeps that has waited since ``begun``, by time.monotonic()."""
+    waited = time.monotonic() - begun
+    return 0 if waited < _BUSY else min(max(waited / _PART, _LEAST_NAP), _LONGEST_NAP)
 
 
 class Rooted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import pickle
@@ -55,6 +56,66 @@ def described(inbox, gpu_read) -> list:
 
 def word(gpu_read, ptr: int) -> int:
     return int.from_bytes(gpu_read(ptr, 8), "little")
+
+
+class TestTaskThatIterates:
+    def test_takes_each_record_in_order_up_to_the_end_while_other_tasks_run(
+        self, inbox, writer, record
+    ):
+        async def take() -> list[bytes]:
+            return [one async for one in inbox]
+
+        async def push() -> None:
+            for i in range(100):
+                if i % 8 == 0:  # the inbox is full: the other task takes all
+                    while inbox.popped < i:
+                        await asyncio.sleep(0)
+                writer.push(record(i), 0)
+            writer.close()
+
+        async def both() -> list[bytes]:
+            return (await asyncio.gather(take(), push()))[0]
+
+        assert asyncio.run(both()) == [record(i) for i in range(100)]
+
+    def test_leaves_the_next_record_when_it_stops(self, inbox, full, record):
+        async def take() -> bytes:
+            async for one in inbox:
+                return one
+            raise AssertionError
+
+        assert [asyncio.run(take()), inbox.pop()] == [record(0), record(1)]
+
+    def test_loses_no_record_when_it_is_cancelled(self, inbox, writer, record):
+        async def cancel() -> None:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(aiter(inbox)), 0.01)
+
+        asyncio.run(cancel())
+        writer.push(record(0))
+        assert inbox.pop() == record(0)
+
+    def test_lets_others_run_after_every_64_records(self, memory, record):
+        inbox = gdrpy.Inbox(32, 256)
+        others = inbox.writer()
+        others.push_many(b"".join(record(i) for i in range(200)))
+        others.close()
+        seen = []
+
+        async def take() -> None:
+            async for _one in inbox:
+                pass
+
+        async def look() -> None:
+            while inbox.popped < 200:
+                seen.append(inbox.popped)
+                await asyncio.sleep(0)
+
+        async def both() -> None:
+            await asyncio.gather(take(), look())
+
+        asyncio.run(both())
+        assert seen == [64, 128, 192]
 
 
 class TestDescriptor:

@@ -4,6 +4,8 @@
  * threads and processes stand in for the threads of kernels. Many of them make this the litmus test
  * of docs/channel.md, by ThreadSanitizer and on arm64 too.
  */
+#define _GNU_SOURCE /* REG_EFL */
+
 #include "check.h"
 #include "gdrpy/inbox.h"
 
@@ -15,6 +17,7 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
+#include <ucontext.h>
 
 #define CAPACITY 8
 #define NBYTES 64
@@ -159,6 +162,66 @@ static void a_record_is_ready_when_its_last_word_has_arrived_whichever_that_is(v
 		pop(&reader, 2, number);
 	}
 }
+
+#if defined(GDR_SLOT_SSE2)
+#define TRAP_FLAG 0x100 /* in EFLAGS: trap after the next instruction */
+
+/* The word that is stored after some instructions of a look for its record. */
+static struct {
+	uint64_t *word, value;
+	int after, done;
+} storing;
+
+/* After an int3, which begins and ends the steps, and after each instruction between two. */
+static void store_between(int signal, siginfo_t *info, void *context)
+{
+	(void)signal;
+	if (info->si_code != TRAP_TRACE)
+		((ucontext_t *)context)->uc_mcontext.gregs[REG_EFL] ^= TRAP_FLAG;
+	else if (storing.done++ == storing.after)
+		*storing.word = storing.value;
+}
+
+/* Called by its address, it is compiled for any arguments. */
+static int (*volatile look)(const struct gdr_slots *slots, unsigned long long number,
+			    char *record) = gdr_slot_get;
+
+static void a_record_is_whole_whichever_instructions_its_last_word_comes_between(void)
+{
+	struct sigaction trap = {.sa_sigaction = store_between, .sa_flags = SA_SIGINFO}, before;
+	static const unsigned int expected[4] = {1, 2, 3, 4};
+	int outcomes[2] = {0, 0};
+
+	CHECK_EQ(sigaction(SIGTRAP, &trap, &before), 0);
+	for (int missing = 0; missing < 4; missing++) {
+		storing.after = 0;
+		do {
+			struct gdr_slots slots = new_inbox().slots;
+			unsigned int found[4];
+			int whole;
+
+			slots.record_nbytes = sizeof(expected);
+			gdr_slot_put16(&slots, 0, 0, expected);
+			storing.word = (uint64_t *)memory->slots + missing;
+			storing.value = *storing.word;
+			storing.done = 0;
+			*storing.word = 0;
+			__asm__ volatile("int3" ::: "memory");
+			whole = look(&slots, 0, (char *)found);
+			__asm__ volatile("int3" ::: "memory");
+			if (whole)
+				CHECK_MEM_EQ(found, expected, sizeof(expected));
+			outcomes[whole]++;
+		} while (storing.done > storing.after++);
+	}
+	CHECK(outcomes[0] > 0 && outcomes[1] > 0);
+	CHECK_EQ(sigaction(SIGTRAP, &before, NULL), 0);
+}
+
+#define STEPPED TEST(a_record_is_whole_whichever_instructions_its_last_word_comes_between),
+#else
+#define STEPPED
+#endif
 
 static void a_number_without_a_record_holds_back_those_after_it(void)
 {
@@ -515,7 +578,7 @@ static void a_killed_reader_is_followed_by_one_that_misses_nothing(void)
 	CHECK_EQ(memory->head, PRODUCERS * EACH);
 }
 
-CHECK_MAIN(TEST(kernels_in_other_languages_find_the_fields_at_their_offsets),
+CHECK_MAIN(STEPPED TEST(kernels_in_other_languages_find_the_fields_at_their_offsets),
 	   TEST(records_come_out_in_order_from_every_place_in_the_ring),
 	   TEST(a_record_is_ready_when_its_last_word_has_arrived_whichever_that_is),
 	   TEST(a_number_without_a_record_holds_back_those_after_it),

@@ -358,15 +358,19 @@ static inline void gdr_slot_put(const struct gdr_slots *slots, unsigned long lon
 static inline int gdr_slot_get(const struct gdr_slots *slots, unsigned long long number,
 			       char *record)
 {
-	/* Each half of an aligned load is one access, and x86 performs loads in order. */
-	const __m128i *words = (const __m128i *)gdr_slot_address(slots, number, 0);
+	/*
+	 * Each half of an aligned load is one access, and x86 performs loads in order. Volatile, or
+	 * compilers load words twice: for the data, and later for the stamps.
+	 */
+	const volatile __m128i *words =
+		(const volatile __m128i *)gdr_slot_address(slots, number, 0);
 	const __m128i stamp = _mm_set1_epi32((int)(number + slots->capacity));
 	__m128i wrong = _mm_setzero_si128();
 
 	__asm__ volatile("" ::: "memory");
 	for (unsigned long long i = 0; i < slots->record_nbytes / 16; i++) {
-		__m128 first = _mm_castsi128_ps(_mm_load_si128(words + 2 * i));
-		__m128 second = _mm_castsi128_ps(_mm_load_si128(words + 2 * i + 1));
+		__m128 first = _mm_castsi128_ps(words[2 * i]);
+		__m128 second = _mm_castsi128_ps(words[2 * i + 1]);
 		__m128 data = _mm_shuffle_ps(first, second, _MM_SHUFFLE(2, 0, 2, 0));
 		__m128 stamps = _mm_shuffle_ps(first, second, _MM_SHUFFLE(3, 1, 3, 1));
 

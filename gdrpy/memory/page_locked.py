@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gdrpy import cuda
 from gdrpy._core._mapping import Undo
@@ -29,7 +29,12 @@ KEPT_MAX = 256 << 20
 #: A lent mapping has up to twice the bytes requested, plus this many.
 _SPARE = 1 << 20
 
-_kept: dict[int | None, list[Mapping]] = {}
+_Pool: TypeAlias = dict[int | None, list[Mapping]]
+
+#: What is kept by device, after :func:`borrow` and after :func:`lend`. Apart: next to a large ring
+#: that was dropped, memory of copies would find no room, and to free it waits for kernels.
+_kept: _Pool = {}
+_kept_lent: _Pool = {}
 # Reentrant: a garbage collection while it is held may drop a last array, which gives memory back.
 _lock = threading.RLock()
 
@@ -41,6 +46,7 @@ def _begin_child() -> None:
     global _lock
     _lock = threading.RLock()
     _kept.clear()
+    _kept_lent.clear()
 
 
 os.register_at_fork(after_in_child=_begin_child)
@@ -87,7 +93,7 @@ def lend(nbytes: int, device: int | None) -> Mapping:
     The memory returns to the pool when the mapping is closed, or when it and its last array are
     gone. It is always kept, so nothing waits for a kernel. Raises OutOfMemory, CudaError.
     """
-    return _lend(nbytes, device, _keep)
+    return _lend(nbytes, device, _kept_lent, _keep_lent)
 
 
 def borrow(nbytes: int, device: int | None) -> np.ndarray[Any, Any]:
@@ -100,13 +106,16 @@ def borrow(nbytes: int, device: int | None) -> np.ndarray[Any, Any]:
 
     if device is None and nbytes > KEPT_MAX:
         return np.empty(nbytes, np.uint8)
-    return np.frombuffer(memoryview(_lend(nbytes, device, _give_back)), np.uint8)
+    return np.frombuffer(memoryview(_lend(nbytes, device, _kept, _give_back)), np.uint8)
 
 
 def _lend(
-    nbytes: int, device: int | None, give_back: Callable[[Mapping, int | None], None]
+    nbytes: int,
+    device: int | None,
+    pool: _Pool,
+    give_back: Callable[[Mapping, int | None], None],
 ) -> Mapping:
-    memory = _take(nbytes, device) or _allocate(nbytes, device)
+    memory = _take(nbytes, device, pool) or _allocate(nbytes, device)
     back = functools.partial(give_back, memory, device)
     kind = (memory.backend, memory.ptr, device)
     return Mapping(memory.address, nbytes, MappingType.CACHED, False, back, *kind)
@@ -115,10 +124,12 @@ def _lend(
 def free_kept() -> None:
     """Free the kept memory, which waits for all running kernels."""
     with _lock:
-        memories = [memory for kept in _kept.values() for memory in kept]
+        pools = [*_kept.values(), *_kept_lent.values()]
         _kept.clear()
-    for memory in memories:
-        memory.close()
+        _kept_lent.clear()
+    for kept in pools:
+        for memory in kept:
+            memory.close()
 
 
 def _allocate(nbytes: int, device: int | None) -> Mapping:
@@ -137,10 +148,10 @@ def _allocate(nbytes: int, device: int | None) -> Mapping:
         return page_locked(nbytes, device)
 
 
-def _take(nbytes: int, device: int | None) -> Mapping | None:
+def _take(nbytes: int, device: int | None, pool: _Pool) -> Mapping | None:
     """The smallest kept memory that is large enough and not far too large."""
     with _lock:
-        kept = _kept.get(device, [])
+        kept = pool.get(device, [])
         fitting = [one for one in kept if nbytes <= one.nbytes <= 2 * nbytes + _SPARE]
         if not fitting:
             return None
@@ -149,14 +160,15 @@ def _take(nbytes: int, device: int | None) -> Mapping | None:
         return smallest
 
 
-def _keep(memory: Mapping, device: int | None) -> None:
+def _keep_lent(memory: Mapping, device: int | None) -> None:
     with _lock:
-        _kept.setdefault(device, []).append(memory)
+        _kept_lent.setdefault(device, []).append(memory)
 
 
 def _give_back(memory: Mapping, device: int | None) -> None:
     with _lock:
-        if memory.nbytes + sum(one.nbytes for one in _kept.get(device, [])) <= KEPT_MAX:
-            _keep(memory, device)
+        kept = _kept.setdefault(device, [])
+        if memory.nbytes + sum(one.nbytes for one in kept) <= KEPT_MAX:
+            kept.append(memory)
             return
     memory.close()

@@ -26,7 +26,8 @@ def nothing_kept(nothing_leaks: None) -> None:
 
 def kept() -> list[int]:
     gc.collect()
-    return sorted(memory.nbytes for memory in pinnedpool._kept.get(0, []))
+    pools = pinnedpool._kept, pinnedpool._kept_lent
+    return sorted(memory.nbytes for pool in pools for memory in pool.get(0, []))
 
 
 class TestBorrowedMemory:
@@ -126,6 +127,14 @@ class TestLentMemory:
         memories.clear()
         assert kept() == [MIB, 2 * MIB]
 
+    def test_leaves_room_for_what_copies_keep(self, monkeypatch):
+        monkeypatch.setattr(pinnedpool, "KEPT_MAX", 3 * MIB)
+        lend(8 * MIB, 0).close()
+        freed = sim.call_count("cuMemFreeHost")
+        address = borrow(2 * MIB, 0).ctypes.data
+        assert borrow(2 * MIB, 0).ctypes.data == address
+        assert (sim.call_count("cuMemFreeHost"), kept()) == (freed, [2 * MIB, 8 * MIB])
+
 
 #: Each with its other end, both used.
 ENDS: dict[str, Callable[[], object]] = {
@@ -176,7 +185,7 @@ class TestMemoryOfARing:
         if child == 0:
             ends = None
             gc.collect()
-            os._exit(len(pinnedpool._kept))
+            os._exit(len(kept()))
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert kept() == []
         del ends

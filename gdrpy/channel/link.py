@@ -43,10 +43,10 @@ class Link(Ring, _mapping.Link):
         device: Any = 0,
     ) -> None:
         size = as_record_size("Link", "record_nbytes", record_nbytes)
+        answer = size
         if answer_nbytes is not None:
-            as_record_size("Link", "answer_nbytes", answer_nbytes)
+            answer = as_record_size("Link", "answer_nbytes", answer_nbytes)
         count = as_capacity("Link", capacity, CAPACITY_MAX)
-        answer = answer_nbytes or size
         nbytes = _mapping.LINK_NBYTES + count * size * _mapping.SLOT_FACTOR
         host_nbytes = _mapping.LINK_HOST_NBYTES + count * answer * _mapping.SLOT_FACTOR
         with Undo() as undo:
@@ -112,7 +112,8 @@ class LinkServer(End, _mapping.LinkServer):
     It reads GPU memory through the mapping, which is slow on a real GPU. It is for tests, and for
     the simulated GPU, which has no kernels. Requests are numbered in the order of the pops:
     :attr:`popped` is the number of the next one. Iterating takes request after request, up to the
-    end. Threads may share it. The link must have no other server.
+    end. One thread pops, since only it knows the number of what it popped; others may answer
+    meanwhile. The link must have no other server.
     """
 
     def __iter__(self) -> Iterator[bytes]:

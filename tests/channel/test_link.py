@@ -111,6 +111,15 @@ class TestDescriptor:
 
 
 class TestMemory:
+    def test_is_as_large_as_integers_of_any_width_ask_for(self, memory):
+        link = gdrpy.Link(np.int16(32), np.uint8(16), np.int8(4))
+        server = link.server()
+        answers = [link.submit(bytes(32)) for _ in range(4)]
+        for number, _ in enumerate(answers):
+            server.pop()
+            server.answer(number, bytes([number] * 16))
+        assert [one.result(0) for one in answers] == [bytes([i] * 16) for i in range(4)]
+
     def test_with_stamps_of_a_link_before_holds_no_request(self, memory, request_of):
         region, host = gdrpy.alloc(256 + 4 * 64), gdrpy.page_locked(128 + 4 * 32)
         for _ in range(2):

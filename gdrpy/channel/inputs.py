@@ -58,12 +58,20 @@ class StepInputs(Rooted, Closing):
 
         call = "StepInputs"
         count = as_int(call, "sets", sets)
+        if not isinstance(arrays, Mapping):
+            raise TypeError(f"{call}: arrays must be a dict by name, not {arrays!r:.80}")
         if count < 1 or not arrays:
             raise ValueError(f"{call}: takes a set and an array at least, not {count} of {arrays}")
         self._inputs: dict[str, _Input] = {}
         #: Bytes of a set.
         self._nbytes = 0
-        for name, (lengths, element) in arrays.items():
+        for name, of in arrays.items():
+            if not isinstance(name, str) or not isinstance(of, tuple | list) or len(of) != 2:
+                raise TypeError(
+                    f"{call}: arrays has a shape and an element type for each name, such as "
+                    f"{{'tokens': (256, 'int32')}}, and not {of!r:.80} for {name!r:.80}"
+                )
+            lengths, element = of
             shape, kind = as_shape(call, lengths), as_dtype(call, element)
             dtype = np.dtype(kind.array_name) if kind.native else None
             self._inputs[name] = _Input(self._nbytes, shape, kind, dtype)
@@ -83,7 +91,7 @@ class StepInputs(Rooted, Closing):
         self.next = 0
         self._ndarray = np.ndarray
 
-    def store(self, **values: Any) -> int:
+    def store(self, /, **values: Any) -> int:
         """Store values into the next set, with one fence, and return the number of the set.
 
         A value is an array in host memory, or anything that numpy makes one of, of its array's

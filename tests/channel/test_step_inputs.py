@@ -108,6 +108,26 @@ class TestStepInputs:
         with pytest.raises(ValueError, match=message):
             gdrpy.StepInputs(arrays, sets=sets)
 
+    @pytest.mark.parametrize(
+        ("arrays", "message"),
+        [
+            ([("a", 4)], r"arrays must be a dict by name, not \[\('a', 4\)\]"),
+            (None, "arrays must be a dict by name, not None"),
+            ({1: (4, "I32")}, r"such as {'tokens': \(256, 'int32'\)}, and not .* for 1"),
+            ({"a": 4}, "and not 4 for 'a'"),
+            ({"a": (4, 2, "I32")}, r"and not \(4, 2, 'I32'\) for 'a'"),
+            ({"a": np.zeros(2, np.int32)}, r"and not array\(\[0, 0\], dtype=int32\) for 'a'"),
+        ],
+    )
+    def test_need_a_shape_and_an_element_type_by_name(self, arrays, message):
+        with pytest.raises(TypeError, match=f"StepInputs: .*{message}"):
+            gdrpy.StepInputs(arrays)
+
+    def test_may_have_any_name(self):
+        inputs = gdrpy.StepInputs({"self": (4, "I32")})
+        inputs.store(self=TOKENS)
+        assert read(inputs, 0) == {"self": TOKENS.tolist()}
+
     def test_may_have_empty_arrays(self):
         inputs = gdrpy.StepInputs({"none": (0, "F32")}, sets=3)
         assert [inputs.store(none=np.zeros(0, np.float32)) for _ in range(4)] == [0, 1, 2, 0]

@@ -49,10 +49,15 @@ class TorchCuda(SimpleNamespace):
 
 
 class CupyStream:
-    """As cupy.cuda.Stream: its handle."""
+    """As cupy.cuda.Stream: its handle, destroyed with it if it has made the stream."""
 
-    def __init__(self, handle: int) -> None:
-        self.ptr = handle
+    def __init__(self, handle: int | None = None) -> None:
+        self._made = handle is None
+        self.ptr = int(cuda.call("cuStreamCreate", 1)) if handle is None else handle
+
+    def __del__(self) -> None:
+        if self._made:
+            cuda.call("cuStreamDestroy", self.ptr)
 
 
 class CupyCuda(SimpleNamespace):
@@ -65,10 +70,10 @@ class CupyCuda(SimpleNamespace):
 
     def get_current_stream(self, device_id: int = -1) -> CupyStream:
         assert device_id == -1
-        return CupyStream(getattr(self._current, "handle", 0))
+        return getattr(self._current, "stream", None) or CupyStream(0)
 
     def set_stream(self, handle: int) -> None:
-        self._current.handle = handle
+        self._current.stream = CupyStream(handle)
 
 
 @pytest.fixture(params=["torch", "cupy"])
@@ -183,6 +188,23 @@ class TestMemoryDroppedInACapture:
         with capture(driver.CUstream_flags.CU_STREAM_DEFAULT, current=False):
             in_another_thread(region.clear)
             assert free_nbytes() == before
+        assert free_nbytes() == before + SIZE
+
+
+class TestACaptureThatIsGivenUp:
+    def test_ends_with_its_stream_of_cupy_and_the_memory_comes_back(self, contract, monkeypatch):
+        library = CupyCuda()
+        monkeypatch.setitem(sys.modules, "cupy.cuda", library)
+        region = gdrpy.alloc(SIZE)
+        before = free_nbytes()
+        with cuda.context(0):
+            library._current.stream = CupyStream()
+            handle = library.get_current_stream().ptr
+            cuda.call("cuStreamBeginCapture", handle, cuda.driver().CUstreamCaptureMode(2))
+            del region
+            assert free_nbytes() == before
+            library.set_stream(0)  # and the stream is gone
+            gdrpy.alloc(4).close()
         assert free_nbytes() == before + SIZE
 
 

@@ -8,10 +8,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from gdrpy import cuda
 from gdrpy.arena.arena import Arena
 from gdrpy.arrays.shown import Shown
 from gdrpy.common.extras import brought_by
-from gdrpy.errors import Closed, Forked, OutOfMemory
+from gdrpy.errors import Closed, CudaError, Forked, OutOfMemory
+from gdrpy.memory.captures import is_captured
 from gdrpy.memory.memory import settle
 
 with brought_by("gdrpy[cupy]"):
@@ -26,9 +28,9 @@ def allocator(memory: Shown | Arena) -> Callable[[int], Any]:
     For ``cupy.cuda.using_allocator`` and ``cupy.cuda.set_allocator``, directly or behind a pool:
     ``cupy.cuda.MemoryPool(allocator(region)).malloc``. Without a pool, freeing an array waits for
     the stream that was current when it was made; if that is captured into a CUDA graph,
-    the block is freed when the next array is made. A cupy pool frees nothing until its
-    ``free_all_blocks()``. Arrays keep the region open. If there is no room, cupy raises its own
-    out-of-memory error.
+    the block is freed when another array is made after that, once the stream is idle or there is
+    no room. A cupy pool frees nothing until its ``free_all_blocks()``. Arrays keep the region open.
+    If there is no room, cupy raises its own out-of-memory error.
 
     Raises as :class:`Arena`; the allocator raises ValueError if another device is current.
     """
@@ -55,11 +57,18 @@ class _Block:
         self._arena = arena
         stream = cupy.cuda.get_current_stream()
         try:
-            self.ptr = arena.allocate(max(nbytes, 1))
+            self.ptr = self._carve(max(nbytes, 1))
         except OutOfMemory as error:
             # Only this error makes a cupy pool free its unused blocks and try again.
             raise cupy.cuda.runtime.CUDARuntimeError(_OUT_OF_MEMORY) from error
         self._stream = stream
+
+    def _carve(self, nbytes: int) -> int:
+        try:
+            return self._arena.allocate(nbytes)
+        except OutOfMemory:
+            _free_later(self._arena)
+            return self._arena.allocate(nbytes)
 
     def __del__(self) -> None:
         if hasattr(self, "_stream") and not sys.is_finalizing():
@@ -78,10 +87,33 @@ def _free(arena: Arena, ptr: int, stream: Any) -> None:
         _later.append((arena, ptr, stream))
 
 
-def _free_later() -> None:
+def _free_later(waiting: Arena | None = None) -> None:
+    """Free the blocks whose stream is idle, and wait for the streams of those of one arena.
+
+    Others must not be waited for: any close() of a region calls this.
+    """
     for _ in range(len(_later)):
         with suppress(IndexError, Closed):  # another thread has it; its arena was retired
-            _free(*_later.popleft())
+            arena, ptr, stream = _later.popleft()
+            if arena is waiting or arena._forked():
+                _free(arena, ptr, stream)
+            elif _is_idle(arena.device, stream):
+                arena.free(ptr)
+            else:
+                _later.append((arena, ptr, stream))
+
+
+def _is_idle(device: int, stream: Any) -> bool:
+    """Whether all work of a stream is done, or its context has ended by an error."""
+    handle = cuda.stream_handle(stream)
+    with cuda.context(device), cuda.relaxed():
+        if is_captured(handle):
+            return False
+        try:
+            cuda.call("cuStreamQuery", handle)
+        except CudaError as error:
+            return error.name not in ("CUDA_ERROR_NOT_READY", "CUDA_ERROR_NOT_PERMITTED")
+    return True
 
 
 settle.append(_free_later)

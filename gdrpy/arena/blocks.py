@@ -19,7 +19,7 @@ from gdrpy.common.resource import Resource
 from gdrpy.common.sizes import counted
 from gdrpy.errors import CudaError, Detached, OutOfMemory
 from gdrpy.memory.captures import is_captured
-from gdrpy.memory.memory import settle
+from gdrpy.memory.memory import settle, settle_all
 from gdrpy.memory.page_locked import page_locked
 from gdrpy.memory.view import Mapping
 
@@ -178,6 +178,12 @@ class Blocks(Resource, ABC):
         blocks = (Block * self._usage().blocks)()
         count = int(library().gdrpy_arena_blocks(self._slot, blocks, len(blocks)))
         return blocks[:count]
+
+    def close(self) -> None:
+        """Release everything. May be called again, and does nothing in a forked child."""
+        if not self.closed and not self._forked():
+            settle_all()
+        super().close()
 
     def _release(self) -> None:
         usage = self._usage()

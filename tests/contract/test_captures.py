@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import sys
 import threading
@@ -15,6 +16,7 @@ import pytest
 
 import gdrpy
 from gdrpy import cuda
+from gdrpy.memory import memory
 from support import free_nbytes
 
 SIZE = 32 << 20
@@ -262,6 +264,73 @@ class TestModulesThatCannotBeAsked:
         before = free_nbytes()
         del region
         assert free_nbytes() == before + SIZE
+
+
+@pytest.fixture
+def cupy(contract: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """As far as gdrpy.cupy goes, the module cupy, whose allocations are their owners."""
+    library = CupyCuda()
+    library.runtime = SimpleNamespace(CUDARuntimeError=CupyError)
+    library.UnownedMemory = lambda ptr, size, owner, device: owner
+    library.MemoryPointer = lambda memory, offset: memory
+    module = SimpleNamespace(cuda=library)
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    monkeypatch.setitem(sys.modules, "cupy.cuda", library)
+    monkeypatch.setattr(memory, "settle", [*memory.settle])
+    monkeypatch.delitem(sys.modules, "gdrpy.cupy", raising=False)
+    monkeypatch.setattr(gdrpy, "cupy", importlib.import_module("gdrpy.cupy"), raising=False)
+    yield module
+    del sys.modules["gdrpy.cupy"]
+
+
+class CupyError(RuntimeError):
+    """As cupy.cuda.runtime.CUDARuntimeError."""
+
+
+class TestAnArrayOfCupyDroppedInACapture:
+    """Work that waits for the CPU is queued in its stream after the capture."""
+
+    @pytest.fixture
+    def arena(self, contract: None) -> Iterator[gdrpy.Arena]:
+        with gdrpy.alloc(SIZE) as region, gdrpy.Arena(region) as arena:
+            yield arena
+
+    @pytest.fixture
+    def go(self, cupy, arena: gdrpy.Arena, driver) -> Iterator[Callable[[], None]]:
+        with cuda.context(0), gdrpy.page_locked(4096) as word:
+            stream = cuda.call("cuStreamCreate", 1)
+            cupy.cuda.set_stream(int(stream))
+            array = gdrpy.cupy.allocator(arena)(SIZE // 2)
+            cuda.call("cuStreamBeginCapture", stream, driver.CUstreamCaptureMode(0))
+            del array
+            cuda.call("cuGraphDestroy", cuda.call("cuStreamEndCapture", stream))
+            flag = word.flag()
+            flag.set(0)
+            flag.stream_wait(stream, 1)
+            yield lambda: flag.set(1)
+            flag.set(1)
+            cuda.call("cuStreamSynchronize", stream)
+            gdrpy.alloc(4).close()  # asks for the last time about the stream
+            cupy.cuda.set_stream(0)
+            cuda.call("cuStreamDestroy", stream)
+
+    def test_is_not_waited_for_when_a_region_closes(self, go, arena):
+        gdrpy.alloc(4).close()
+        assert arena.blocks == 1
+
+    def test_is_freed_by_the_next_close_once_its_stream_is_idle(self, go, arena):
+        go()
+        cuda.call("cuCtxSynchronize")
+        arena.close()
+
+    def test_is_waited_for_if_there_is_no_room(self, go, arena):
+        timer = threading.Timer(0.1, go)
+        timer.start()
+        array = gdrpy.cupy.allocator(arena)(SIZE)
+        timer.join()
+        assert arena.blocks == 1
+        del array
+        assert arena.blocks == 0
 
 
 class TestPageLockedMemory:

@@ -19,12 +19,14 @@ from gdrpy.memory import captures
 
 #: Since this version of CUDA an event can be recorded after the work of all streams of a context.
 _HAS_CONTEXT_EVENTS = 12050
-#: Results that do not say that the work is over. The latter two say that CUDA cannot be asked now,
-#: during a graph capture that was not seen before, and which this has invalidated, or in a host
-#: function of a stream. Any other error ends the context.
+#: Results that do not say that the work is over. All but the first say that CUDA cannot be asked
+#: now, during a graph capture that was not seen before, and which this has invalidated, or in a
+#: host function of a stream. Any other error ends the context.
 _NOT_OVER = (
     "CUDA_ERROR_NOT_READY",
     "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
+    "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
+    "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",
     "CUDA_ERROR_NOT_PERMITTED",
 )
 

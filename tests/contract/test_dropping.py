@@ -215,7 +215,15 @@ class TestIdleMemory:
         assert free_nbytes() == before
         assert told == []
 
-    @pytest.mark.parametrize("reason", ["STREAM_CAPTURE_UNSUPPORTED", "NOT_PERMITTED"])
+    @pytest.mark.parametrize(
+        "reason",
+        [
+            "STREAM_CAPTURE_UNSUPPORTED",
+            "STREAM_CAPTURE_INVALIDATED",
+            "STREAM_CAPTURE_IMPLICIT",
+            "NOT_PERMITTED",
+        ],
+    )
     def test_is_given_back_later_where_cuda_may_not_be_asked(self, contract, monkeypatch, reason):
         driver = cuda.driver
 

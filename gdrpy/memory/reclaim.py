@@ -40,6 +40,8 @@ class _Kept:
         self._source = source
         self._unasked = list(devices)
         self._events: list[Any] = []
+        #: One that CUDA has refused to record so far.
+        self._unrecorded: Any = None
 
     def is_over(self, function: str) -> bool:
         """Whether the work that was queued at the first call is done.
@@ -73,12 +75,16 @@ class _Kept:
 
     def _record(self, device: int) -> Any:
         """An event after all work queued in a device's primary context, which is current."""
-        flags = cuda.driver().CUevent_flags.CU_EVENT_DISABLE_TIMING
-        event = cuda.made(self._undo, "cuEventCreate", flags, by="cuEventDestroy")
+        event = self._unrecorded
+        if event is None:
+            flags = cuda.driver().CUevent_flags.CU_EVENT_DISABLE_TIMING
+            event = cuda.made(self._undo, "cuEventCreate", flags, by="cuEventDestroy")
+            self._unrecorded = event
         if cuda.call("cuDriverGetVersion") >= _HAS_CONTEXT_EVENTS:
             cuda.call("cuCtxRecordEvent", cuda.primary_context(device), event)
         else:
             cuda.call("cuCtxSynchronize")
+        self._unrecorded = None
         return event
 
     def give_back(self) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 import gdrpy
 from gdrpy import cuda
+from gdrpy.memory import reclaim
 from support import Watched, free_nbytes
 
 SIZE = 32 << 20
@@ -214,6 +215,27 @@ class TestIdleMemory:
             del region
         assert free_nbytes() == before
         assert told == []
+
+    def test_takes_one_event_however_often_cuda_may_not_be_asked(self, contract, monkeypatch):
+        driver, made = cuda.driver, []
+
+        def refusing(name: str, function: Callable[..., object], *args: object) -> object:
+            if name == "cuCtxRecordEvent":
+                return (driver().CUresult.CUDA_ERROR_NOT_PERMITTED,)
+            made.append(name)
+            return function(*args)
+
+        def watched() -> Watched:
+            return Watched(driver(), "cuCtxRecordEvent|cuEventCreate", refusing)
+
+        region = gdrpy.alloc(SIZE)
+        with monkeypatch.context() as patch:
+            patch.setattr(cuda, "driver", watched)
+            del region
+            for _ in range(3):
+                reclaim.reclaim(0)
+        assert made == ["cuEventCreate"]
+        assert reclaim.reclaim(0)
 
     @pytest.mark.parametrize(
         "reason",

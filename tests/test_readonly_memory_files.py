@@ -52,6 +52,8 @@ class TestDescriptorForReading:
     def test_adopted_cannot_be_written_through(self, reader):
         fd = os.dup(reader)
         with pytest.raises(gdrpy.PermissionDenied, match="readonly=True"):
-            gdrpy.Region._adopt(Descriptor(fd), 4096, 0, gpu=False, cpu=True, readonly=False)
+            gdrpy.Region._adopt(
+                "adopt", Descriptor(fd), 4096, 0, gpu=False, cpu=True, readonly=False
+            )
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(fd)

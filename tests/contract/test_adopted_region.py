@@ -23,7 +23,7 @@ class Lease:
 
 def adopt(fd: int, nbytes: int = 4096, device: int | None = 0, **kwargs: Any) -> Leased:
     how = {"gpu": False, "cpu": True, "readonly": False, **kwargs}
-    return Leased._adopt(Descriptor(fd), nbytes, device, **how)
+    return Leased._adopt("adopt", Descriptor(fd), nbytes, device, **how)
 
 
 def is_open(fd: int) -> bool:
@@ -112,7 +112,7 @@ class TestRefusedAdoption:
     def test_of_more_than_there_is_closes_the_descriptor(self, shared):
         region, device = shared
         fd = region.export()
-        with pytest.raises(gdrpy.SizeMismatch, match="opening a Leased: "):
+        with pytest.raises(gdrpy.SizeMismatch, match="adopt: .* bytes were asked for"):
             adopt(fd, region.allocation_size + 1, device)
         assert not is_open(fd)
 

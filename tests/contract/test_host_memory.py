@@ -99,7 +99,7 @@ class TestHostRegion:
 
 def adopt(fd):
     own = Descriptor(os.dup(fd))
-    gdrpy.Region._adopt(own, PAGE, None, gpu=False, cpu=True, readonly=False)
+    gdrpy.Region._adopt("adopt", own, PAGE, None, gpu=False, cpu=True, readonly=False)
 
 
 class TestHostDescriptor:

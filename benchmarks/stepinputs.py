@@ -60,12 +60,12 @@ class Step:
 def run(session: Session) -> None:
     """Measure steps into the session."""
     if cuda.simulated():
-        session.absent[MODULE] = "the simulated GPU has no kernels"
+        session.absent[f"{MODULE}: {BY_STORES}"] = "the simulated GPU has no kernels"
         return
     try:
         import torch
     except ImportError:
-        session.absent[MODULE] = "torch is not installed"
+        session.absent[f"{MODULE}: {BY_STORES}"] = "torch is not installed"
         return
     rounds = _QUICK_ROUNDS if session.quick else _ROUNDS
     samples: dict[str, list[int]] = {}

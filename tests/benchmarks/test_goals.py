@@ -113,6 +113,7 @@ class TestSources:
                     "cuda.bindings over engine, 256 MiB",
                 )
             ),
+            "stepinputs/median by stores, relative to copies",  # of kernels
             # NVML knows no simulated GPU
             "libgdrapi/left by the cycles/BAR1",
             "libgdrapi/left by the cycles/GPU memory",

@@ -27,9 +27,9 @@ def allocator(memory: Shown | Arena) -> Callable[[int], Any]:
 
     For ``cupy.cuda.using_allocator`` and ``cupy.cuda.set_allocator``, directly or behind a pool:
     ``cupy.cuda.MemoryPool(allocator(region)).malloc``. Without a pool, freeing an array waits for
-    the stream that was current when it was made; if that is captured into a CUDA graph,
-    the block is freed when another array is made after that, once the stream is idle or there is
-    no room. A cupy pool frees nothing until its ``free_all_blocks()``. Arrays keep the region open.
+    the stream that was current when it was made. While that is captured into a CUDA graph, the
+    block stays; the making of a later array frees it. A cupy pool frees nothing until its
+    ``free_all_blocks()``. Arrays keep the region open.
     If there is no room, cupy raises its own out-of-memory error.
 
     Raises as :class:`Arena`; the allocator raises ValueError if another device is current.

@@ -191,7 +191,7 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
                 remedy += (
                     f", and wait until the other processes have dropped the tensors that this one "
                     f"has sent ({self._memory.sent}): discard() of install_reducers() drops those "
-                    f"that nobody has received"
+                    f"that were not received yet"
                 )
             raise BufferError(
                 f"{type(self).__name__}.{call}: views or running copies still use the memory "

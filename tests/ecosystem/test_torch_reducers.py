@@ -413,7 +413,7 @@ class TestSender:
             "Region.close: views or running copies still use the memory (1 of the GPU view, such "
             "as tensors by DLPack and arenas, or asynchronous copies); delete the arrays made from "
             "it first, and wait until the other processes have dropped the tensors that this one "
-            "has sent (1): discard() of install_reducers() drops those that nobody has received"
+            "has sent (1): discard() of install_reducers() drops those that were not received yet"
         )
         worker.ask(children.drop)
         assert gone.wait(30)

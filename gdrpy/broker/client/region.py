@@ -463,7 +463,7 @@ class LeasedRegion(Region):
 
 
 def _opening(name: str | None) -> str:
-    """What errors of a region that is granted begin with."""
+    """The words that name the call in errors of opening a region."""
     return "opening an anonymous region" if name is None else f"opening region {name!r}"
 
 

@@ -105,8 +105,9 @@ def capture(contract: None, driver, library) -> Capture:
             finally:
                 library.set_stream(0)
                 result, graph = driver.cuStreamEndCapture(stream)
-                gdrpy.alloc(4).close()  # asks for the last time about the stream
-                cuda.call("cuStreamDestroy", stream)
+                gdrpy.alloc(4).close()  # frees what was kept
+                if isinstance(library, CupyCuda):  # torch's streams are never destroyed
+                    cuda.call("cuStreamDestroy", stream)
             assert result.name == "CUDA_SUCCESS"
             cuda.call("cuGraphDestroy", graph)
 

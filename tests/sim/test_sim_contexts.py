@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,17 +51,14 @@ class TestDestroyedContext:
         cuda("cuCtxPopCurrent")
         cuda("cuDevicePrimaryCtxRelease", 0)
 
-    def test_its_memory_streams_and_events_are_gone(self, cuda: Cuda, created: Any) -> None:
+    def test_its_memory_is_gone(self, cuda: Cuda, created: Any) -> None:
         before = cuda("cuMemGetInfo")
         pointer = int(cuda("cuMemAlloc", GRANULE))
         pinned = cuda("cuMemHostAlloc", 64, 0)
-        stream, event = cuda("cuStreamCreate", 0), cuda("cuEventCreate", 0)
         cuda("cuCtxDestroy", created)
         assert cuda("cuMemGetInfo") == before
         assert cuda.error("cuMemFree", pointer) == "INVALID_VALUE"
         assert cuda.error("cuMemFreeHost", pinned) == "INVALID_VALUE"
-        assert cuda.error("cuStreamDestroy", stream) == "INVALID_HANDLE"
-        assert cuda.error("cuEventDestroy", event) == "INVALID_HANDLE"
 
     def test_mapped_allocations_belong_to_no_context(self, cuda: Cuda, created: Any) -> None:
         pointer = cuda.mapped()
@@ -73,12 +71,27 @@ class TestHandlesThatAreNone:
     def test_they_are_refused(self, cuda: Cuda) -> None:
         bogus = 0x123456
         assert cuda.error("cuCtxSetCurrent", bogus) == "INVALID_CONTEXT"
-        assert cuda.error("cuStreamSynchronize", cuda.driver.CUstream(bogus)) == "INVALID_HANDLE"
-        assert cuda.error("cuEventSynchronize", cuda.driver.CUevent(bogus)) == "INVALID_HANDLE"
         assert cuda.error("cuMemRelease", bogus) == "INVALID_VALUE"
         assert cuda.error("cuMemMap", cuda.reserve(), GRANULE, 0, bogus, 0) == "INVALID_VALUE"
         arguments = (bogus, cuda.fd_type, 0)
         assert cuda.error("cuMemExportToShareableHandle", *arguments) == "INVALID_VALUE"
+
+    @pytest.mark.parametrize("kind", ["stream", "event"])
+    @pytest.mark.parametrize("context", ["lives", "has ended"])
+    def test_a_destroyed_stream_or_event_ends_the_process(self, fresh_process, kind, context):
+        name = kind.capitalize()
+        end = f"cu{name}Destroy(gone)" if context == "lives" else "cuDevicePrimaryCtxReset(0)"
+        done = fresh_process(
+            f"""
+driver.cuInit(0)
+driver.cuCtxSetCurrent(driver.cuDevicePrimaryCtxRetain(0)[1])
+gone = driver.cu{name}Create(0)[1]
+driver.{end}
+driver.cu{name}Query(gone)
+"""
+        )
+        assert done.returncode == -signal.SIGABRT
+        assert f"gdrpy simulated GPU: there is no {kind} 0x" in done.stderr
 
     def test_a_released_handle_is_never_given_again(self, cuda: Cuda) -> None:
         handle = cuda("cuMemCreate", GRANULE, cuda.properties(), 0)

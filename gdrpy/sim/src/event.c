@@ -55,10 +55,12 @@ static void release_record(struct operation *operation)
 
 static CUresult event_use(CUevent handle)
 {
+	if (!handle)
+		return CUDA_ERROR_INVALID_HANDLE;
 	for (struct event *event = events; event; event = event->next)
 		if (event == handle)
 			return context_state(event->context);
-	return CUDA_ERROR_INVALID_HANDLE;
+	sim_no_such("event", handle);
 }
 
 static void event_free(struct event *event)

@@ -35,6 +35,13 @@ uint64_t sim_next_id(void)
 	return ++last;
 }
 
+void sim_no_such(const char *kind, const void *handle)
+{
+	fprintf(stderr, "gdrpy simulated GPU: there is no %s %p; a real driver may crash\n", kind,
+		handle);
+	abort();
+}
+
 static bool refuse(const char *variable, const char *value, const char *expected)
 {
 	fprintf(stderr, "gdrpy simulated GPU: %s='%s' is not %s\n", variable, value, expected);

@@ -46,6 +46,9 @@ CUresult device_use(int ordinal, struct device **device);
 /* Numbers for handles and buffer ids: never 0, never reused. */
 uint64_t sim_next_id(void);
 
+/* Ends the process: a genuine driver follows the handle of a stream or event without a look. */
+_Noreturn void sim_no_such(const char *kind, const void *handle);
+
 enum sim_function {
 #define SIM_FUNCTION(symbol, base, version, parameters) FUNCTION_##symbol,
 #include "functions.h"

@@ -130,7 +130,7 @@ CUresult stream_use(CUstream handle, struct stream **stream)
 	for (*stream = streams; *stream; *stream = (*stream)->next)
 		if (*stream == handle && (*stream)->open)
 			return context_state((*stream)->context);
-	return CUDA_ERROR_INVALID_HANDLE;
+	sim_no_such("stream", handle);
 }
 
 struct host_operation {

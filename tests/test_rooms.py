@@ -35,7 +35,16 @@ FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 #: What may be imported inside a function: other libraries, and large ones of Python's own, that not
 #: all processes pay for; names that two packages import when they are first asked for; the command
 #: line, and what it loads for one of its commands.
-LIBRARIES = {"cuda", "distributed", "huggingface_hub", "matplotlib", "ml_dtypes", "numpy", "ray"}
+LIBRARIES = {
+    "cuda",
+    "distributed",
+    "huggingface_hub",
+    "matplotlib",
+    "ml_dtypes",
+    "numpy",
+    "ray",
+    "vllm",
+}
 STANDARD = {"asyncio", "concurrent", "ctypes", "difflib", "json"}
 ELSEWHERE = STANDARD | LIBRARIES
 IMPORTERS = ("__import__", "import_module")

@@ -3,6 +3,8 @@
 vLLM calls :func:`register` when it starts, by the entry point ``vllm.general_plugins``.
 """
 
+import os
+
 from gdrpy.common.extras import brought_by
 
 with brought_by("gdrpy[vllm]"):
@@ -13,6 +15,7 @@ try:
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
     from vllm.model_executor.model_loader import register_model_loader
 
+    from gdrpy.vllm import inputs
     from gdrpy.vllm.loader import Loader, update
 except ImportError as error:
     raise ImportError(
@@ -42,7 +45,12 @@ class WorkerExtension:
 
 
 def register() -> None:
-    """Make the load format, the sleep mode's backend and the weight transfer engine known."""
+    """Make the load format, the sleep mode's backend and the weight transfer engine known.
+
+    ``GDRPY_STORE_INPUTS=1`` also has the CPU store the inputs of steps.
+    """
     register_model_loader(NAME)(Loader)
     SleepModeBackendFactory.register_backend(NAME, "gdrpy.vllm.sleep", "Backend")
     WeightTransferEngineFactory.register_engine(NAME, "gdrpy.vllm.transfer", "Engine")
+    if os.environ.get("GDRPY_STORE_INPUTS") == "1":
+        inputs.install()

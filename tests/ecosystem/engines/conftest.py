@@ -11,8 +11,19 @@ from typing import Any
 
 import pytest
 from vllm_plugin import STANDINS, backend_of, loader, take_away
+from vllm_sources import INDEX, Wheel, wheels
 
 import gdrpy
+
+
+@pytest.fixture(scope="module")
+def index() -> dict[str, Wheel]:
+    """All releases of vLLM; skips without a network."""
+    try:
+        found = wheels()
+    except OSError as error:
+        pytest.skip(f"needs {INDEX}: {error}")
+    return {wheel.version: wheel for wheel in found} | {"newest": found[-1]}
 
 
 @pytest.fixture

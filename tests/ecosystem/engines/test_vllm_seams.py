@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from vllm_seams import Builder, Sources, unlike
-from vllm_sources import INDEX, Wheel, reader, wheels
+from vllm_sources import Wheel, reader
 
 import gdrpy
 
@@ -21,16 +21,6 @@ NEWER = ["MemAllocator.discard is missing", "CuMemBackend.discard is missing"]
 NOT_ASKED_FOR = ["super().discard is missing"]
 
 Read = Callable[[str], str]
-
-
-@pytest.fixture(scope="module")
-def index() -> dict[str, Wheel]:
-    """All releases of vLLM; skips without a network."""
-    try:
-        found = wheels()
-    except OSError as error:
-        pytest.skip(f"needs {INDEX}: {error}")
-    return {wheel.version: wheel for wheel in found} | {"newest": found[-1]}
 
 
 @pytest.fixture(scope="module")

@@ -48,7 +48,7 @@ SERVING := tests/broker tests/cli
 GUESTS := contract inside kernels genuine bed
 
 .PHONY: help build tools demo test lint format test-c test-arm64 test-py test-py-building \
-	test-py-serving test-py-others test-threads test-vm bench docs dist clean install uninstall \
+	test-py-serving test-py-others test-threads test-vm bench ptx docs dist clean install uninstall \
 	install-broker uninstall-broker $(GUESTS:%=test-vm-%)
 
 help:
@@ -150,6 +150,12 @@ $(GUESTS:%=test-vm-%): test-vm-%: tools
 
 bench: tools
 	@$(BIN)/python benchmarks/run.py
+
+# The kernels of gdrpy pplat, which the driver assembles where they run.
+ptx: tools
+	@d="$$(mktemp -d)"; trap 'rm -r "$$d"' EXIT; \
+		$(PIP) --no-deps --target "$$d" nvidia-cuda-nvrtc-cu11==11.8.89 && \
+		LD_LIBRARY_PATH="$$d/nvidia/cuda_nvrtc/lib" $(BIN)/python packaging/ptx.py "$$d"
 
 docs: $(VENV)/.docs
 	@$(BIN)/python -m sphinx -q -W --keep-going -c docs . build/docs

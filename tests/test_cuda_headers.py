@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 
 import pytest
@@ -185,3 +185,22 @@ class TestMemoryOrder:
         found = accesses_of("gdr_channel", "ChannelReader", "release(1)")
         head = "ld.acquire.sys.global.u64"
         assert found == [head, "fence.acq_rel.sys", "st.relaxed.sys.global.u64"]
+
+
+class TestCompiledKernels:
+    def test_of_pplat_make_the_accesses_of_their_source(self, tmp_path):
+        source = TOP / "gdrpy/cli/measure/records.cu"
+        compiled = source.with_suffix(".ptx").read_text()
+        assert ".version 7.8\n.target sm_70\n" in compiled
+        newer = orders(ptx_of(source.read_text(), tmp_path, "compute_75"))
+        assert orders(compiled) == newer, "run make ptx: the kernels or their headers have changed"
+        assert {*orders(compiled)} == {"take", "report", "answer"}
+
+
+def orders(ptx: str) -> dict[str, list[str]]:
+    """The accesses of each kernel, in any number one after the other: compilers unroll loops."""
+    _, *kernels = re.split(r"\.entry (\w+)", ptx)
+    return {
+        name: [access for access, _ in groupby(accesses(body))]
+        for name, body in zip(kernels[::2], kernels[1::2], strict=True)
+    }

@@ -38,7 +38,7 @@ GROUPS = {
     "speed on this machine": {
         "measure.copybw": "copy bandwidth by mapping, DMA and copy engine",
         "measure.copylat": "latency of small copies, by mapping, cuMemcpy and copy engine",
-        "measure.pplat": "ping-pong latency, CPU to GPU and back",
+        "measure.pplat": "ping-pong latency, CPU to GPU and back: flags, records, calls",
         "measure.apiperf": "what each call costs: alloc, import, map, pin, engine, and back",
         "measure.tune": "measure which copy path is faster here, and keep the result",
     },

@@ -187,6 +187,7 @@ class TestWrongUsage:
             (["apiperf", "--size", "0"], "'0' is not a size from 1 byte"),
             (["apiperf", "--count", "0"], "'0' is not a whole number from 1 up"),
             (["pplat", "--count", "many"], "'many' is not a whole number"),
+            (["pplat", "--what", "flag,ring"], "'ring' is none of flag, push, pop, call"),
             (["pplat", "--cpu", "99999"], "no thread may run on CPU 99999: see lscpu -e"),
             (["pplat", "--cpu", "9" * 30], f"no thread may run on CPU {'9' * 30}: see lscpu -e"),
             (["pplat", "--plot", "x.pdf"], "'x.pdf' must end in .png or .svg"),

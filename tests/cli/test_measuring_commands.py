@@ -21,7 +21,7 @@ from gdrpy.cli.measure import apiperf, copybw, copylat, pplat, tune
 QUICK = {
     "copybw": (["copybw", "--sizes", "4K,64K", "--seconds", "0.001"], "mapping write"),
     "copylat": (["copylat", "--sizes", "4,64", "--seconds", "0.001"], "Mapping.readinto, cold"),
-    "pplat": (["pplat", "--count", "20"], "GPU -&gt; pinned"),
+    "pplat": (["pplat", "--count", "20"], "flag GPU -&gt; pinned"),
     "apiperf": (["apiperf", "--count", "3"], "import CPU"),
 }
 

@@ -10,6 +10,7 @@ import pytest
 import gdrpy
 from gdrpy import cuda
 from gdrpy.cli import main
+from gdrpy.cli.measure import pplat, records
 from gdrpy.cli.measure.pingpong import FINISHED, OUT_OF_TIME, STOPPED, Ending, play, responder
 
 pytestmark = pytest.mark.gpu
@@ -84,14 +85,25 @@ class TestKernel:
 
 
 class TestPplat:
-    def test_measures_the_four_ways_with_a_kernel(self, backend, capsys):
-        assert main(["pplat", "--count", "500", "--json"]) == 0
+    def test_measures_flags_and_records_with_kernels_in_several_runs(
+        self, backend, capsys, monkeypatch
+    ):
+        monkeypatch.setattr(pplat, "_RECORDS_A_RUN", 1000)
+        assert main(["pplat", "--count", "2500", "--json"]) == 0
         result = json.loads(capsys.readouterr().out)
         assert result["answered_by"] == BY_KERNEL
         assert result["header"]["simulated"] is False
         assert result["header"]["backend"] == backend
-        assert [one["nanoseconds"]["count"] for one in result["results"]] == [500] * 4
+        assert [one["nanoseconds"]["count"] for one in result["results"]] == [2500] * 7
         assert all(one["verified"] for one in result["results"])
+
+    @pytest.mark.parametrize("what", records.WAYS)
+    def test_leaves_no_kernel_behind_when_it_is_broken_off(self, places, what):
+        asked, wrong = places[0].flag(0), places[1].flag(0)
+        with cuda.context(0), records.opened(what, asked, wrong, 0, None) as way:
+            with pytest.raises(ZeroDivisionError), way.other_end(1000) as numbers:
+                divmod(len(way.play(numbers[:3])), 0)
+            await_kernels()
 
 
 class TestCommandsThatMeasure:

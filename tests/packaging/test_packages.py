@@ -144,6 +144,7 @@ class TestWheel:
             "gdrpy/_core/_ffi.abi3.so",
             "gdrpy/_core/_mapping.abi3.so",
             "gdrpy/cli/measure/pingpong.ptx",
+            "gdrpy/cli/measure/records.ptx",
             "gdrpy/include/gdrapi.h",
             "gdrpy/include/gdrpy/channel.cuh",
             "gdrpy/lib/libgdrapi.so",
@@ -154,7 +155,7 @@ class TestWheel:
             "gdrpy/py.typed",
             "gdrpy/sim/libcuda.so.1",
         } <= set(names)
-        assert {name for name in names if name.endswith((".c", ".h", ".in"))} == {
+        assert {name for name in names if name.endswith((".c", ".cu", ".h", ".in"))} == {
             "gdrpy/include/gdrapi.h",
             "gdrpy/include/gdrpy/broker.h",
             "gdrpy/include/gdrpy/channel.h",

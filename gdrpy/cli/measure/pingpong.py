@@ -13,6 +13,7 @@ from pathlib import Path
 from gdrpy import Flag, Timeout, cuda
 from gdrpy._core._mapping import Undo
 from gdrpy.cli.data import Mismatch
+from gdrpy.cli.measure.resident import KERNEL, THREAD, Resident
 from gdrpy.cli.measure.timing import clock, undisturbed
 
 FINISHED = "all rounds answered"
@@ -86,32 +87,21 @@ def play(ping: Flag, reply: Flag, rounds: int, timeout: float = 5.0) -> list[int
 
 
 class _Kernel:
-    """The kernel of pingpong.ptx, which the driver assembles for the GPU."""
+    """The kernel of pingpong.ptx."""
 
-    kind = "a kernel of one thread, resident on the GPU"
+    kind = KERNEL
     ending: Ending
 
     def __init__(self, ping: Flag, reply: Flag, rounds: int, device: int, seconds: float) -> None:
         arguments = (ping.ptr, reply.ptr, rounds, _STOP, round(seconds * 1e9))
         address, word, time_ns = ctypes.c_void_p, ctypes.c_uint, ctypes.c_ulonglong
-        flags = cuda.driver().CUstream_flags.CU_STREAM_NON_BLOCKING
-        self._device = device
-        with cuda.context(device), Undo() as undo:
-            self._module = cuda.call("cuModuleLoadData", _PTX.read_bytes() + b"\0")
-            undo.callback(cuda.call, "cuModuleUnload", self._module)
-            function = cuda.call("cuModuleGetFunction", self._module, b"answer")
-            self._stream = cuda.call("cuStreamCreate", flags)
-            undo.callback(cuda.call, "cuStreamDestroy", self._stream)
-            parameters = (arguments, (address, address, word, word, time_ns))
-            one = (1, 1, 1)
-            cuda.call("cuLaunchKernel", function, *one, *one, 0, self._stream, parameters, 0)
-            self._undo = undo.pop_all()
+        kinds = (address, address, word, word, time_ns)
+        self._kernel = Resident(_PTX, "answer", device, arguments, kinds)
 
     def finish(self) -> None:
         found = (ctypes.c_uint * 2)()
-        with cuda.context(self._device), self._undo:
-            cuda.call("cuStreamSynchronize", self._stream)
-            address, nbytes = cuda.call("cuModuleGetGlobal", self._module, b"ending")
+        with self._kernel.ended() as module:
+            address, nbytes = cuda.call("cuModuleGetGlobal", module, b"ending")
             cuda.call("cuMemcpyDtoH", found, address, nbytes)
         how, answered = found
         self.ending = Ending(_ENDINGS[how], answered)
@@ -120,7 +110,7 @@ class _Kernel:
 class _Thread:
     """Does the same as the kernel, by Flag.wait and Flag.set."""
 
-    kind = "a Python thread, since the simulated GPU has no kernels"
+    kind = THREAD
     ending: Ending
 
     def __init__(self, ping: Flag, reply: Flag, rounds: int, device: int, seconds: float) -> None:

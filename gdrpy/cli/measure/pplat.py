@@ -1,25 +1,37 @@
-"""Measures a round trip: the CPU stores a number into a flag, a thread on the GPU that waits
-for it stores the number into a reply, and the CPU waits for the reply. The CPU's part
-is Python: Flag.set, then Flag.wait, with a reading of the clock before and after; the
-cost of the clock is printed, and not subtracted. Every answer must be its round's.
---cpu keeps the thread that plays on one CPU, such as one that was isolated for it.
+"""Measures the loop of a program in which the CPU decides and a resident kernel reacts: how long
+until the CPU knows that the kernel has its word, or has the kernel's. One round at a
+time, from Python; the clock is read before and after, and its cost is printed and not
+subtracted. Every answer must be its round's. --json has more percentiles than the
+table, and the histograms.
 
-The flag lies in GPU memory, and the CPU stores through the mapping; or it lies in
-pinned (page-locked host) memory, and the GPU polls it over the bus. So does the reply:
-in pinned memory the CPU polls its own cache, in GPU memory it loads over the bus. The
-GPU's part is a kernel of one thread that runs through all rounds; the driver assembles
-it, so no compiler is needed. It ends by itself after 20 s. The simulated GPU has no
-kernels: there a Python thread answers, and the figures are those of two Python threads
-that pass flags to each other.
+  flag  Flag.set, until Flag.wait has the kernel's answer, one store. The flag lies in
+        GPU memory, where the CPU stores through the mapping, or in pinned (page-locked
+        host) memory, which the kernel polls over the bus. So does the reply: the CPU
+        polls pinned memory in its own cache, and GPU memory over the bus.
+  push  Channel.push of a record, until Channel.drain has found that the kernel took it.
+        The kernel has loaded it, fenced, and stored one counter to pinned memory.
+  pop   Flag.set, by which the kernel is asked for a record, until Inbox.pop has it.
+  call  Link.call: a request, until the kernel's answer is there.
+
+CPU and GPU have no common clock, so no figure is of one direction alone: 'push' has the
+way back of a counter in it, and 'pop' the way there of a flag, as 'flag GPU -> pinned'
+has both. Records, requests and answers have 64 bytes; the kernel pushes and answers
+without a fence (push_relaxed, answer_relaxed).
+
+--cpu keeps the thread that plays on one CPU, such as one that was isolated for it. The
+GPU's part is a kernel of one thread. The driver assembles it, so no compiler is needed.
+It ends with its rounds, and when this program ends. The simulated GPU has no kernels:
+there a Python thread answers, and the figures are those of two Python threads.
 
 examples:
   gdrpy pplat
-  gdrpy pplat --cpu 3 --count 1000000 --plot pingpong.png
-  gdrpy pplat --backend nvrm --json > pplat.json
+  gdrpy pplat --what call --cpu 3 --count 1000000 --plot calls.png
+  gdrpy pplat --what push,pop,call --json > rings.json
+  gdrpy pplat --what flag --backend nvrm
 
 exit status:
-  0    measured, and every answer was right
-  1    an answer was wrong or missing, or the plot could not be written
+  0    measured, and every answer and record was right
+  1    one was wrong or missing, or the plot could not be written
   2    wrong usage, or no backend can be used here
   130  ended by Ctrl-C; what was measured until then is shown
 """
@@ -27,28 +39,38 @@ exit status:
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import NamedTuple
 
 import gdrpy
 from gdrpy import Mapping, Timeout
 from gdrpy.cli import options
 from gdrpy.cli.data import Mismatch
 from gdrpy.cli.exits import CommandError
-from gdrpy.cli.measure import plot
+from gdrpy.cli.measure import plot, records
 from gdrpy.cli.measure.distribution import Scale, bars_table, format_us
 from gdrpy.cli.measure.pingpong import FINISHED, Ending, play, responder
 from gdrpy.cli.measure.report import Report, measured_region
+from gdrpy.cli.measure.resident import KERNEL, THREAD
 from gdrpy.cli.measure.timing import Samples, clock_cost, pinned_to
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
+
+#: What can be measured, in the order in which it is shown.
+FLAG = "flag"
+WHAT = (FLAG, *records.WAYS)
 
 #: The places of the flag and of the reply, in the order in which they are shown.
 GPU, PINNED = "GPU memory", "pinned memory"
 _SHORT = {GPU: "GPU", PINNED: "pinned"}
 WAYS = ((GPU, PINNED), (PINNED, PINNED), (GPU, GPU), (PINNED, GPU))
 
-#: The most rounds of one responder: its time must not run out, even where two threads and other
-#: programs share a CPU. The first rounds, while it starts, do not count.
-_ROUNDS_A_RUN = 2000
+#: The most rounds of one kernel that answers flags: its time must not run out, even where two
+#: threads and other programs share a CPU. And of one for records, whose kernels take the driver
+#: longer to assemble. The first rounds, while it starts, do not count.
+_ROUNDS_A_RUN, _RECORDS_A_RUN = 2000, 20_000
 _FIRST_ROUNDS = 100
 
 #: The default numbers of rounds.
@@ -56,23 +78,44 @@ _ROUNDS = 100_000
 _SIMULATED_ROUNDS = 2000
 
 _PLACE_BYTES = 4096
-_REPLY_OFFSET = 128
+_REPLY_OFFSET, _ASKED_OFFSET, _WRONG_OFFSET = 128, 256, 384
 
-TITLE = "Time of a signal from the CPU to the GPU and back, by the places of flag and reply"
+TITLE = "Time of one round from the CPU to a resident kernel and back"
 
 METHOD = (
-    "us from before Flag.set to after Flag.wait, from Python, by one thread; the clock is in the "
-    "figures."
+    "us of one round by one thread, from Python, until Flag.wait, Channel.drain, Inbox.pop or "
+    "Link.call has returned; the clock is in the figures."
 )
+
+#: Plays so many rounds, the first of which do not count: the nanoseconds of each.
+Play = Callable[[int], list[int]]
+
+
+class Way(NamedTuple):
+    """What is measured: the name of its row, what the JSON says of it, and its player."""
+
+    name: str
+    told: dict[str, object]
+    play: Play
 
 
 def add_arguments(parser: CommandParser) -> None:
     options.add_gpu(parser)
+    about = "what to measure, of flag, push, pop and call (default: all)"
+    parser.add_argument("--what", type=_what, metavar="WHAT,...", default=list(WHAT), help=about)
     default = f"(default: {_ROUNDS}, and {_SIMULATED_ROUNDS} on the simulated GPU)"
-    about = f"rounds of each of the four ways {default}"
+    about = f"rounds of each row {default}"
     parser.option("--count", options.positive_number, "N", about)
     parser.option("--cpu", _cpu, "N", "the CPU to play on (default: any)")
     plot.add_option(parser, "the distributions")
+
+
+def _what(text: str) -> list[str]:
+    chosen = text.split(",")
+    for one in chosen:
+        if one not in WHAT:
+            raise argparse.ArgumentTypeError(f"{one!r} is none of {', '.join(WHAT)}")
+    return [one for one in WHAT if one in chosen]
 
 
 def _cpu(text: str) -> int:
@@ -93,32 +136,32 @@ def run(args: argparse.Namespace, output: Output) -> int:
         count = args.count or (_SIMULATED_ROUNDS if report.header.simulated else _ROUNDS)
         places = {GPU: region.cpu, PINNED: host}
         try:
-            results, kind = _measure(places, args, count, output, report)
-        except Mismatch as wrong:
+            told, results = _measure(places, args, count, output, report)
+        except (Mismatch, Timeout) as wrong:
             raise CommandError(str(wrong)) from wrong
 
     if not results:
         return report.broken_off(results=[])
+    kind = THREAD if report.header.simulated else KERNEL
     output.prose(f"answered by {kind}; reading the clock costs {clock_ns:.0f} ns")
     scale = Scale(results.values())
-    title = f"us a round trip, {'up to ' * report.interrupted}{count} rounds"
+    title = f"us a round, {'up to ' * report.interrupted}{count} rounds"
     more = {"p99.99": [format_us(one.percentile(99.99)) for one in results.values()]}
-    output.show(bars_table(title, "flag -> reply", results, scale, output.width(), more))
+    output.show(bars_table(title, "there and back", results, scale, output.width(), more))
     return report.finish(
         METHOD,
-        plot.of_distributions(TITLE, f"round trip, answered by {kind}", results, scale),
+        plot.of_distributions(TITLE, f"one round, answered by {kind}", results, scale),
         answered_by=kind,
         cpu=args.cpu,
         clock_nanoseconds=clock_ns,
         results=[
             {
-                "flag": flag,
-                "reply": reply,
+                **told[name],
                 "nanoseconds": one.json(),
                 "histogram": scale.json(one),
                 "verified": True,
             }
-            for (flag, reply), one in zip(WAYS, results.values(), strict=False)
+            for name, one in results.items()
         ],
     )
 
@@ -129,29 +172,53 @@ def _measure(
     count: int,
     output: Output,
     report: Report,
-) -> tuple[dict[str, Samples], str]:
-    """The samples of every way, and who answered."""
-    results, kind = {}, ""
-    runs = -(-count // _ROUNDS_A_RUN)
-    with report.measuring(), output.progress("pplat", len(WAYS) * runs) as begin:
-        for flag, reply in WAYS:
-            label = f"{_SHORT[flag]} -> {_SHORT[reply]}"
-            samples: list[int] = []
-            try:
-                while len(samples) < count:
-                    begin(label)
-                    rounds = _FIRST_ROUNDS + min(count - len(samples), _ROUNDS_A_RUN)
-                    taken, kind = _play(places[flag], places[reply], rounds, args)
-                    samples += taken[_FIRST_ROUNDS:]
-            finally:
-                if samples:
-                    results[label] = Samples(samples)
-    return results, kind
+) -> tuple[dict[str, dict[str, object]], dict[str, Samples]]:
+    """What the JSON says of every row, and its samples, by the row's name."""
+    told: dict[str, dict[str, object]] = {}
+    results = {}
+    most = {what: _ROUNDS_A_RUN if what == FLAG else _RECORDS_A_RUN for what in args.what}
+    rows = {what: len(WAYS) if what == FLAG else 1 for what in args.what}
+    runs = sum(rows[what] * -(-count // most[what]) for what in args.what)
+    with report.measuring(), output.progress("pplat", runs) as begin:
+        for what in args.what:
+            with _ways(what, places, args) as ways:
+                for way in ways:
+                    samples: list[int] = []
+                    try:
+                        while len(samples) < count:
+                            begin(way.name)
+                            rounds = _FIRST_ROUNDS + min(count - len(samples), most[what])
+                            samples += way.play(rounds)[_FIRST_ROUNDS:]
+                    finally:
+                        if samples:
+                            told[way.name], results[way.name] = way.told, Samples(samples)
+    return told, results
 
 
-def _play(
-    flag: Mapping, reply: Mapping, rounds: int, args: argparse.Namespace
-) -> tuple[list[int], str]:
+@contextmanager
+def _ways(what: str, places: dict[str, Mapping], args: argparse.Namespace) -> Iterator[list[Way]]:
+    """The rows of one ``what``."""
+    if what == FLAG:
+        yield [
+            Way(
+                f"flag {_SHORT[flag]} -> {_SHORT[reply]}",
+                {"what": FLAG, "flag": flag, "reply": reply},
+                partial(_play, places[flag], places[reply], args),
+            )
+            for flag, reply in WAYS
+        ]
+        return
+    asked, wrong = places[GPU].flag(_ASKED_OFFSET), places[PINNED].flag(_WRONG_OFFSET)
+    with records.opened(what, asked, wrong, args.device, args.backend) as ring:
+
+        def play_records(rounds: int) -> list[int]:
+            with ring.other_end(rounds) as numbers, pinned_to(args.cpu):
+                return ring.play(numbers)
+
+        yield [Way(ring.name, {"what": what, "record_nbytes": records.NBYTES}, play_records)]
+
+
+def _play(flag: Mapping, reply: Mapping, args: argparse.Namespace, rounds: int) -> list[int]:
     ping, pong = flag.flag(0), reply.flag(_REPLY_OFFSET)
     late: Timeout | None = None
     with responder(ping, pong, rounds, device=args.device) as answering:
@@ -164,4 +231,4 @@ def _play(
     if late or ending != Ending(FINISHED, rounds):
         how = f"{ending.how} after {ending.answered} of {rounds} rounds"
         raise CommandError(f"{answering.kind}: {how}" + (f": {late}" if late else ""))
-    return samples, answering.kind
+    return samples

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -50,10 +50,13 @@ def stream() -> Iterator[Any]:
         cuda.call("cuStreamDestroy", made)
 
 
-def compiled(source: Path, device: int = 0) -> bytes:
-    """The cubin of CUDA C++ that may include gdrpy's headers. Raises NotCompiled."""
+def compiled(source: Path, device: int = 0, more: Sequence[str] = ()) -> bytes:
+    """The cubin of CUDA C++ that may include gdrpy's headers; ``more`` are options of NVRTC.
+
+    Raises NotCompiled.
+    """
     major, minor = cuda.device_info(device).compute_capability
-    options = [f"--gpu-architecture=sm_{major}{minor}", f"-I{include_dir()}"]
+    options = [f"--gpu-architecture=sm_{major}{minor}", f"-I{include_dir()}", *more]
     try:
         from cuda.bindings import nvrtc
 

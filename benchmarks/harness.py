@@ -10,6 +10,7 @@ import time
 import timeit
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from gdrpy.cli.measure import timing
@@ -176,13 +177,15 @@ class Session:
     """One run: the time for measuring, and the findings so far.
 
     ``seconds`` is the time for each comparison; ``step`` receives the name of the next one.
-    ``kills`` is how many processes to kill; None leaves it to the time that it takes.
+    ``kills`` is how many processes to kill; None leaves it to the time that it takes. ``mscclpp``
+    is a folder with the sources of MSCCL++.
     """
 
     seconds: float
     quick: bool
     step: Callable[[str], None]
     kills: int | None = None
+    mscclpp: Path | None = None
     measurements: list[Measurement] = field(default_factory=list)
     sweeps: list[Points] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)

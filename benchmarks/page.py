@@ -19,6 +19,7 @@ import libgdrapi
 import link
 import pingpong
 import queued
+import rivalrings
 import scatter
 import stepinputs
 import threads
@@ -130,6 +131,13 @@ SECTIONS = (
         "A link",
         link.MODULE,
         "Time of `Link.call`, from the request until the answer of a resident kernel is there.",
+    ),
+    Section(
+        "An inbox beside other rings",
+        rivalrings.MODULE,
+        "Both ends in CUDA C++ and C: records from the threads of a block, and single rounds from "
+        "a word that the CPU stores until it has the record of the kernel's answer. The others are "
+        "the FIFO of MSCCL++ and a ring of page-locked memory written by hand.",
     ),
     Section(
         "The inputs of a step",

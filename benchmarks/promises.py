@@ -17,6 +17,7 @@ import latency
 import libgdrapi
 import link
 import pingpong
+import rivalrings
 import scatter
 import stepinputs
 import threads
@@ -352,6 +353,21 @@ GOALS = (
             ),
         )
     ),
+    *(
+        Goal(f"inbox: {name}", f"{rivalrings.MODULE}/{name}", 1, "x", at_least=True)
+        for name in (
+            *(
+                rivalrings.rate_name(*one)
+                for one in (
+                    (16, rivalrings.FIFO),
+                    (16, rivalrings.HAND),
+                    (64, rivalrings.HAND),
+                )
+            ),
+            *(rivalrings.round_name(one) for one in (rivalrings.FIFO, rivalrings.HAND)),
+        )
+    ),
+    Goal(f"inbox: {rivalrings.WRONG}", f"{rivalrings.MODULE}/{rivalrings.WRONG}", 0, ""),
     Goal(stepinputs.RATIO, stepinputs.RATIO, 0.5, "x"),
     Goal(attach.FRESH, identifier(attach.MODULE, attach.FRESH, None, "gdrpy"), 1, "ms"),
     Goal(attach.FURTHER, identifier(attach.MODULE, attach.FURTHER, None, "gdrpy"), 0.1, "ms"),

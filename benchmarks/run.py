@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -29,6 +30,7 @@ import machine
 import pingpong
 import plots
 import queued
+import rivalrings
 import scatter
 import stepinputs
 import threads
@@ -57,6 +59,7 @@ _ALL = (
     channel,
     inbox,
     link,
+    rivalrings,
     stepinputs,
 )
 MODULES: dict[str, Callable[[Session], None]] = {one.MODULE: one.run for one in _ALL}
@@ -77,6 +80,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--kills", metavar="N", type=_count, help="of copyengine; by default 1000, if 100 s allow"
     )
+    parser.add_argument(
+        "--mscclpp", metavar="SOURCES", type=_sources, help=f"of rivalrings: {rivalrings.SOURCES}"
+    )
     add_arguments(parser)
     return parser.parse_args(arguments)
 
@@ -94,6 +100,13 @@ def _seconds(text: str) -> float:
     if not 0 < value <= 60:
         raise argparse.ArgumentTypeError("must be more than 0 and at most 60")
     return value
+
+
+def _sources(text: str) -> Path:
+    path = Path(text).absolute()
+    if missing := [one for one in rivalrings.NEEDED if not (path / one).exists()]:
+        raise argparse.ArgumentTypeError(f"no {', '.join(missing)} in {path.name}")
+    return path
 
 
 def _count(text: str) -> int:
@@ -114,6 +127,8 @@ def measuring_arguments(options: argparse.Namespace) -> list[str]:
         arguments += ["--seconds", f"{options.seconds:g}"]
     if options.kills is not None:
         arguments += ["--kills", str(options.kills)]
+    if options.mscclpp is not None:
+        arguments += ["--mscclpp", options.mscclpp.name]
     return arguments
 
 
@@ -122,7 +137,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     header = machine.describe(measuring_arguments(options), options.commit)
     seconds = options.seconds or (QUICK_SECONDS if options.quick else SECONDS)
     with _progress() as step, cuda.context(0):
-        session = Session(seconds, options.quick, step, options.kills)
+        session = Session(seconds, options.quick, step, options.kills, options.mscclpp)
         durations = {}
         for name in options.only:
             begun = time.monotonic()

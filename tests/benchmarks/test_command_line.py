@@ -11,6 +11,7 @@ import pytest
 import machine
 import proof
 import results
+import rivalrings
 import run
 
 
@@ -22,6 +23,7 @@ class TestOptions:
             ["--seconds", "0"],
             ["--seconds", "nan"],
             ["--kills", "0"],
+            ["--mscclpp", "nowhere"],
             ["--fast"],
         ],
     )
@@ -40,6 +42,13 @@ class TestOptions:
         )
         recorded = run.measuring_arguments(options)
         assert recorded == ["--only", "latency,attach", "--seconds", "2", "--kills", "7"]
+
+    def test_names_no_folder_of_sources_but_the_last(self, tmp_path):
+        for one in rivalrings.NEEDED:
+            (tmp_path / "fifo" / one).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "fifo" / one).touch()
+        options = run.parse(["--mscclpp", str(tmp_path / "fifo")])
+        assert run.measuring_arguments(options) == ["--mscclpp", "fifo"]
 
     def test_in_the_environment_are_recorded(self, monkeypatch):
         monkeypatch.setenv("GDRPY_SIM", "")

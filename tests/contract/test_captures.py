@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import os
@@ -96,7 +97,8 @@ def capture(contract: None, driver, library) -> Capture:
         current: bool = True,
     ) -> Iterator[None]:
         with cuda.context(0):
-            stream = cuda.call("cuStreamCreate", flag)
+            lasting = isinstance(library, TorchCuda)
+            stream = lasting_stream(flag) if lasting else cuda.call("cuStreamCreate", flag)
             cuda.call("cuStreamBeginCapture", stream, mode)
             try:
                 if current:
@@ -106,12 +108,18 @@ def capture(contract: None, driver, library) -> Capture:
                 library.set_stream(0)
                 result, graph = driver.cuStreamEndCapture(stream)
                 gdrpy.alloc(4).close()  # frees what was kept
-                if isinstance(library, CupyCuda):  # torch's streams are never destroyed
+                if not lasting:
                     cuda.call("cuStreamDestroy", stream)
             assert result.name == "CUDA_SUCCESS"
             cuda.call("cuGraphDestroy", graph)
 
     return capture
+
+
+@functools.cache
+def lasting_stream(flag: Any) -> Any:
+    """A stream of torch, which takes them out of a pool and destroys none."""
+    return cuda.call("cuStreamCreate", flag)
 
 
 def in_another_thread(work: Callable[[], object]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Self, TypeVar
 from weakref import ref
 
@@ -495,7 +496,7 @@ def wait_for_work(call: str, regions: list[Region]) -> None:
 def remember(region: Region) -> None:
     """Have :func:`region_of` find a region until it is gone."""
     number = id(region)
-    _known[number] = ref(region, lambda _: _known.pop(number, None))
+    _known[number] = ref(region, partial(_known.pop, number))  # the ref is its default
 
 
 def region_of(address: int, nbytes: int) -> tuple[Region, int] | None:

@@ -252,14 +252,17 @@ FORK_AMID_AN_EXPORT = (
 import gdrpy
 from gdrpy.memory import vmm
 
-def export(handle):
-    fd = real_export(handle)
-    exported.set()
-    forking.wait()
-    return fd
+def alone(lock, export, *args):
+    def exporting():
+        made = export(*args)
+        exported.set()
+        forking.wait()
+        return made
+
+    return real_alone(lock, exporting)
 
 gdrpy.alloc(1).close()
-real_export, vmm.export = vmm.export, export
+real_alone, vmm.alone = vmm.alone, alone
 exported, forking = threading.Event(), threading.Event()
 allocating = threading.Thread(target=lambda: gdrpy.alloc(1).close())
 allocating.start()

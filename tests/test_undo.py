@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import _testcapi
 import gc
 import os
+import subprocess
 import sys
 
 import pytest
@@ -144,6 +146,55 @@ class TestWhatAFunctionDid:
         assert undo.done(lambda: (1,), (), done.append, (7,), id) == (1,)
         undo.close()
         assert done == []
+
+
+#: Closes more steps than a list gives up without asking for memory; none is there.
+ALL_FAIL = """
+import _testcapi
+from gdrpy._core._mapping import Undo
+
+undo = Undo()
+for _ in range(100):
+    undo.callback(int)
+_testcapi.set_nomemory(0)
+try:
+    undo.close()
+except MemoryError:
+    pass
+_testcapi.remove_mem_hooks()
+undo.close()
+print("ended")
+"""
+
+
+class TestWithoutMemory:
+    def test_gives_back_all_that_was_made(self):
+        answer, made, given_back = (0, "made"), [], []
+
+        def make():
+            made.append("made")
+            return answer
+
+        fails_at, failed = 0, True
+        while failed:
+            fails_at, undo = fails_at + 1, Undo()
+            _testcapi.set_nomemory(fails_at, fails_at + 1)
+            try:
+                undo.made(make, (), given_back.append, (), id)
+                failed = False
+            except MemoryError:
+                pass
+            finally:
+                _testcapi.remove_mem_hooks()
+            undo.close()
+            assert given_back == made
+        assert fails_at > 1
+
+    def test_runs_its_steps_to_the_end(self):
+        done = subprocess.run(
+            [sys.executable, "-c", ALL_FAIL], capture_output=True, text=True, timeout=60
+        )
+        assert (done.returncode, done.stdout) == (0, "ended\n")
 
 
 class TestDropped:

@@ -38,16 +38,17 @@ def call(function: Any, *args: Any) -> int:
     return answer
 
 
-def made(undo: Undo, function: Any, *args: Any, by: Any) -> Any:
-    """Call such a function for a pointer that ``undo`` will pass to another one, ``by``.
+def made(undo: Undo, function: Any, *args: Any) -> Any:
+    """Call a function for a ``struct core_memory *`` that ``undo`` will release.
 
-    Raises if it is NULL. No signal handler runs between the call and its entry in ``undo``.
+    Its first argument is the place for the pointer, its last one the error to fill in. Raises if it
+    returns false. ``undo`` knows the place before the call, so the pointer is never lost.
     """
-    error = ffi.new("struct core_error *")
-    answer = undo.made(function, (*args, error), by, (error,), checker(error))
-    if not answer:
+    place, error = ffi.new("struct core_memory **"), ffi.new("struct core_error *")
+    undone = lib.core_release_from, (place, error), checker(error)
+    if not undo.done(function, (place, *args, error), *undone):
         raise failure(error)
-    return answer
+    return place[0]
 
 
 def checker(error: Any) -> Callable[[int], None]:

@@ -123,11 +123,8 @@ os.register_at_fork(
 
 def private(open_one: Callable[..., int], *args: Any) -> Descriptor:
     """The descriptor that ``open_one(*args)`` opens. Forked children close their copy of it."""
-    return alone(fork_lock, _own, open_one, args)
-
-
-def _own(open_one: Callable[..., int], args: tuple[Any, ...]) -> Descriptor:
-    return Descriptor(open_one(*args))
+    made: Descriptor = alone(fork_lock, Descriptor.opened, open_one, *args)
+    return made
 
 
 def duplicate(fd: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -60,12 +61,14 @@ class GpuMemory(Memory):
         fabric: bytes | None = None,
         backend: str | None = None,
     ) -> None:
-        """``undo`` releases all but the core's part; None for a range of another owner.
+        """``undo`` releases all but the core's part, and is taken over; None for a range of
+        another owner.
 
         ``held`` is the step of ``undo`` that releases all but the GPU addresses, where those can
         stay without it.
         ``backend`` maps it; None chooses one.
         """
+        self._core_undo = Undo()  # first: it is released if the rest cannot be made
         super().__init__(size, None, "an unknown GPU" if home is None else cuda.location(home))
         self._fd = fd
         self.ptr = ptr
@@ -73,16 +76,16 @@ class GpuMemory(Memory):
         self.home = home
         self.fabric = fabric
         self._forced = backend
-        if undo is not None and ptr is not None:
-            undo = undo.pop_all(reclaim.left(self.devices))
-        self._undo = undo
         self._held = held
         self._core: Any = None
         self._engine: object = None
-        self._core_undo = Undo()
-        if self.has_gpu_view:
+        if undo is None:
+            return
+        if ptr is not None:
             number = id(self)
-            _viewed[number] = ref(self, lambda _: _viewed.pop(number, None))
+            _viewed[number] = ref(self, partial(_viewed.pop, number))  # the ref is its default
+        # Last: until then the caller releases what it has.
+        self._undo = undo.pop_all(*(() if ptr is None else (reclaim.left(self.devices),)))
 
     def keep_core(self, core: Any, undo: Undo) -> None:
         """Keep the core's ``struct core_memory`` of it, which ``undo`` releases."""
@@ -280,7 +283,7 @@ def keep_fd(fd: int, size: int) -> GpuMemory:
     """Exported memory without a GPU view, held by a duplicate of its descriptor."""
     with Undo() as undo:
         own = undo.keep(private_duplicate(fd))
-        return GpuMemory(size, undo.pop_all(), fd=own)
+        return GpuMemory(size, undo, fd=own)
 
 
 def pin_range(
@@ -326,7 +329,7 @@ def take(undo: Undo, backend: str | None, open_node: Callable[[], Node], **field
 
 def _take(undo: Undo, functions: Any, forced: Any, request: Any) -> Any:
     """Called with ``fork_lock`` held, since CUDA may open descriptors meanwhile."""
-    return made(undo, lib.core_take, functions, forced, request, by=lib.core_memory_release)
+    return made(undo, lib.core_take_to, functions, forced, request)
 
 
 def _hold_node(undo: Undo, functions: Any, open_node: Callable[[], Node]) -> Any:
@@ -346,8 +349,7 @@ def take_export(undo: Undo, backend: str, fd: int, nbytes: int = 0, device: int 
 
     ``nbytes`` and ``device`` are for simulated memory only. Raises InvalidHandle, DriverError.
     """
-    take_in = _backend(backend).take_export
-    return made(undo, take_in, fd, nbytes, device, by=lib.core_memory_release)
+    return made(undo, lib.core_take_export_to, _backend(backend), fd, nbytes, device)
 
 
 @functools.cache

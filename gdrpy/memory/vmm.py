@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from gdrpy import cuda
-from gdrpy._core._mapping import Descriptor, Undo
+from gdrpy._core._mapping import Descriptor, Undo, alone
+from gdrpy._core.calls import ffi
 from gdrpy.common.arguments import as_int, as_size
 from gdrpy.common.sizes import told_size
 from gdrpy.errors import (
@@ -22,7 +23,8 @@ from gdrpy.errors import (
 )
 from gdrpy.memory import fabric as fabrics
 from gdrpy.memory import reclaim
-from gdrpy.memory.descriptors import describe, private, private_duplicate
+from gdrpy.memory.backends import cuda_functions
+from gdrpy.memory.descriptors import describe, fork_lock, private_duplicate
 from gdrpy.memory.gpu import GpuMemory
 
 #: What is wrong with memory of another GPU, and the remedy.
@@ -93,7 +95,7 @@ def create(
     with Undo() as undo:
         addresses, held = undo.keep(Undo()), undo.keep(Undo())
         handle = _create(held, size, device, fabric)
-        fd = held.keep(private(export, handle))
+        fd = held.keep(_export_own(handle))
         ptr = None
         if gpu:
             ptr = reserve(addresses, "alloc", size, device, address)
@@ -101,7 +103,7 @@ def create(
         name = fabrics.export(handle) if fabric else None
         memory = GpuMemory(
             size,
-            undo.pop_all(),
+            undo,
             held=held,
             fd=fd,
             ptr=ptr,
@@ -140,9 +142,7 @@ def import_fabric(
                 f"{call}: the memory of this handle cannot be mapped as the {size} bytes that "
                 f"{nbytes} take ({error.name}): pass the region's own nbytes"
             ) from error
-        return GpuMemory(
-            size, undo.pop_all(), held=held, ptr=ptr, device=device, home=home, fabric=name
-        )
+        return GpuMemory(size, undo, held=held, ptr=ptr, device=device, home=home, fabric=name)
 
 
 def create_export(size: int, device: int = 0) -> int:
@@ -199,9 +199,7 @@ def import_fd(
         devices = _reaching(call, device, home)
         ptr = reserve(addresses, call, size, device, address)
         _map(held, ptr, handle, size, devices, readonly)
-        memory = GpuMemory(
-            size, undo.pop_all(), held=held, fd=own, ptr=ptr, device=device, home=home
-        )
+        memory = GpuMemory(size, undo, held=held, fd=own, ptr=ptr, device=device, home=home)
         memory.guarded = readonly
         return memory
 
@@ -248,6 +246,17 @@ def export(handle: Any) -> int:
     fd = int(cuda.call("cuMemExportToShareableHandle", handle, kind, 0))
     os.set_inheritable(fd, False)
     return fd
+
+
+def _export_own(handle: Any) -> Descriptor:
+    """The same as :func:`export`, owned. Forked children close their copy of it."""
+    name = "cuMemExportToShareableHandle"
+    function = int(ffi.cast("uintptr_t", getattr(cuda_functions(), name)))
+    made = alone(fork_lock, Descriptor.exported, function, int(handle))
+    if not isinstance(made, Descriptor):
+        cuda.check(name, made)
+    assert isinstance(made, Descriptor)
+    return made
 
 
 def _import_handle(undo: Undo, fd: int) -> Any:

@@ -15,6 +15,7 @@ import pytest
 
 import gdrpy
 from gdrpy import cuda
+from gdrpy._core import calls
 from gdrpy.memory import gpu
 from support import Watched
 
@@ -165,11 +166,12 @@ class TestMappingThatEndsInAnotherThread:
 
         driver = cuda.driver
         ends = "|".join(self.ENDS)
-        monkeypatch.setattr(gpu, "lib", Watched(gpu.lib, ends, call))
+        for module in (gpu, calls):
+            monkeypatch.setattr(module, "lib", Watched(module.lib, ends, call))
         monkeypatch.setattr(cuda, "driver", lambda: Watched(driver(), ends, call))
         return seen
 
-    ENDS = "core_memory_unmap", "core_memory_release", "cuMemUnmap", "cuMemRelease"
+    ENDS = "core_memory_unmap", "core_release_from", "cuMemUnmap", "cuMemRelease"
 
     def test_ends_before_the_memory_of_a_region_that_is_closed_meanwhile(self, steps):
         ending, closed = threading.Event(), threading.Event()

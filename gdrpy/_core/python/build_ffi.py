@@ -79,6 +79,7 @@ int core_memory_release(struct core_memory *memory, struct core_error *error);
 
 /* backends.h */
 struct core_cuda {
+    int (*cuMemExportToShareableHandle)(void *, uint64_t, int, unsigned long long);
     int (*on_bar)(void);
     ...;
 };
@@ -102,14 +103,16 @@ struct core_backend {
     const char *name;
     void (*status)(const struct core_cuda *cuda, int device, const struct core_node *node,
                    struct core_status *status);
-    struct core_memory *(*take_export)(int fd, uint64_t nbytes, int device,
-                                      struct core_error *error);
     ...;
 };
 const struct core_backend *const *core_candidates(const struct core_cuda *cuda);
 const struct core_backend *core_backend_named(const char *name);
-struct core_memory *core_take(const struct core_cuda *cuda, const struct core_backend *forced,
-                            const struct core_request *request, struct core_error *error);
+bool core_take_to(struct core_memory **place, const struct core_cuda *cuda,
+                  const struct core_backend *forced, const struct core_request *request,
+                  struct core_error *error);
+bool core_take_export_to(struct core_memory **place, const struct core_backend *backend, int fd,
+                         uint64_t nbytes, int device, struct core_error *error);
+int core_release_from(struct core_memory **place, struct core_error *error);
 struct core_rm_gpu {
     uint32_t pci_domain;
     uint8_t pci_bus;
@@ -140,11 +143,39 @@ const char *core_routine_to_wc(size_t nbytes);
 const char *core_routine_from_wc(size_t nbytes);
 """
 
+#: cffi makes an object of a returned pointer only after the call; without memory for it the pointer
+#: would be lost. So it is kept in a place that was made before.
+SOURCE = """
+static bool core_take_to(struct core_memory **place, const struct core_cuda *cuda,
+                         const struct core_backend *forced, const struct core_request *request,
+                         struct core_error *error)
+{
+    *place = core_take(cuda, forced, request, error);
+    return *place;
+}
+
+static bool core_take_export_to(struct core_memory **place, const struct core_backend *backend,
+                                int fd, uint64_t nbytes, int device, struct core_error *error)
+{
+    *place = backend->take_export(fd, nbytes, device, error);
+    return *place;
+}
+
+static int core_release_from(struct core_memory **place, struct core_error *error)
+{
+    struct core_memory *memory = *place;
+
+    *place = NULL;
+    return memory ? core_memory_release(memory, error) : 0;
+}
+"""
+
 ffi = cffi.FFI()
 ffi.cdef(CDEF)
 ffi.set_source(
     "gdrpy._core._ffi",
-    "".join(f'#include "{name}.h"\n' for name in ("backends/backends", "copy/copy", "rm/abi")),
+    "".join(f'#include "{name}.h"\n' for name in ("backends/backends", "copy/copy", "rm/abi"))
+    + SOURCE,
     include_dirs=["gdrpy/_core", "driver"],
     # For free-threaded Pythons, cffi defines the last one in the source too, which -Werror refuses.
     extra_compile_args=[

@@ -11,9 +11,14 @@
 #include "module.h"
 
 #include <errno.h>
+#include <fcntl.h>
 
 #include "common/forks.h"
 #include "packet.h"
+
+/* cuMemExportToShareableHandle(), and CUmemAllocationHandleType's file descriptors. */
+typedef int (*export_function)(void *fd, uint64_t handle, int type, unsigned long long flags);
+#define CORE_CUDA_POSIX 1
 
 struct descriptor {
 	PyObject_HEAD int fd; /* private; -1 for none */
@@ -39,13 +44,14 @@ static void close_fd(int fd)
 	Py_END_ALLOW_THREADS;
 }
 
-/* An object that owns a private descriptor. On failure, the descriptor is closed. */
+/* An object that owns a private descriptor, or -1. On failure, the descriptor is closed. */
 static PyObject *own(PyTypeObject *type, int fd)
 {
 	struct descriptor *self = (struct descriptor *)PyType_GenericAlloc(type, 0);
 
 	if (!self) {
-		core_private_close(fd);
+		if (fd >= 0)
+			core_private_close(fd);
 		return NULL;
 	}
 	self->fd = fd;
@@ -81,6 +87,61 @@ static PyObject *descriptor_duplicate(PyObject *type, PyObject *args)
 	return fd < 0 ? PyErr_SetFromErrno(PyExc_OSError) : own((PyTypeObject *)type, fd);
 }
 
+/* Have an object without a descriptor own one. Takes both; NULL with an exception set. */
+static PyObject *own_note(PyObject *object, int fd)
+{
+	struct descriptor *self = (struct descriptor *)object;
+
+	self->fd = core_private_note(fd);
+	if (self->fd >= 0)
+		return object;
+	Py_DECREF(object);
+	return PyErr_NoMemory();
+}
+
+/* The object is made before the call, after which no memory is needed. */
+static PyObject *descriptor_opened(PyObject *type, PyObject *args)
+{
+	PyObject *function = PyTuple_GetItem(args, 0), *self, *rest, *opened;
+	long fd;
+
+	rest = function ? PyTuple_GetSlice(args, 1, PyTuple_Size(args)) : NULL;
+	if (!rest)
+		return NULL;
+	self = own((PyTypeObject *)type, -1);
+	opened = self ? PyObject_CallObject(function, rest) : NULL;
+	fd = opened ? PyLong_AsLong(opened) : -1;
+	Py_XDECREF(opened);
+	Py_DECREF(rest);
+	if (fd >= 0)
+		return own_note(self, (int)fd);
+	if (!PyErr_Occurred())
+		PyErr_Format(PyExc_ValueError, "%ld is not a file descriptor", fd);
+	Py_XDECREF(self);
+	return NULL;
+}
+
+/* cuda.bindings loses a descriptor if it then has no memory for the objects that it returns. */
+static PyObject *descriptor_exported(PyObject *type, PyObject *args)
+{
+	unsigned long long function, handle;
+	int fd = -1, result;
+	PyObject *self;
+
+	if (!PyArg_ParseTuple(args, "KK:Descriptor.exported", &function, &handle))
+		return NULL;
+	self = own((PyTypeObject *)type, -1);
+	if (!self)
+		return NULL;
+	result = ((export_function)(uintptr_t)function)(&fd, handle, CORE_CUDA_POSIX, 0);
+	if (result) {
+		Py_DECREF(self);
+		return PyLong_FromLong(result);
+	}
+	fcntl(fd, F_SETFD, FD_CLOEXEC);
+	return own_note(self, fd);
+}
+
 static void descriptor_dealloc(struct descriptor *self)
 {
 	int fd = give_up(self);
@@ -109,6 +170,12 @@ static PyObject *descriptor_close(struct descriptor *self, PyObject *Py_UNUSED(u
 static PyMethodDef descriptor_methods[] = {
 	{"duplicate", descriptor_duplicate, METH_VARARGS | METH_CLASS,
 	 "duplicate(fd, /)\n--\n\nOwn a duplicate of a descriptor. Raises OSError."},
+	{"opened", descriptor_opened, METH_VARARGS | METH_CLASS,
+	 "opened(function, /, *args)\n--\n\nOwn the descriptor that function(*args) opens."},
+	{"exported", descriptor_exported, METH_VARARGS | METH_CLASS,
+	 "exported(function, handle, /)\n--\n\n"
+	 "Own a new descriptor of an allocation's handle, which cuMemExportToShareableHandle() at\n"
+	 "the address `function` makes. Returns its CUresult instead if it fails."},
 	{"fileno", (PyCFunction)descriptor_fileno, METH_NOARGS,
 	 "fileno()\n--\n\nIts number; the object remains the owner."},
 	{"close", (PyCFunction)descriptor_close, METH_NOARGS,

@@ -88,7 +88,6 @@ bool core_as_timeout(const char *method, PyObject *object, int64_t *timeout);
 	X(life, "life")                                                                            \
 	X(mutex, "_mutex")                                                                         \
 	X(name, "__name__")                                                                        \
-	X(pop, "pop")                                                                              \
 	X(release, "release")                                                                      \
 	X(release_it, "_release")                                                                  \
 	X(returned, "returned")

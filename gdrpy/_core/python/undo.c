@@ -8,9 +8,15 @@
  */
 #include "module.h"
 
+struct step {
+	struct step *before;
+	PyObject *function, *args, *check;
+	PyObject *also; /* NULL unless `args` is the answer of a function that made something */
+};
+
 struct undo {
-	PyObject_HEAD PyObject *steps; /* a list of (function, args, check); NULL for none */
-	PyObject *dropped;	       /* a list, or NULL */
+	PyObject_HEAD struct step *latest; /* NULL for none */
+	PyObject *dropped;		   /* a list, or NULL */
 	unsigned int generation;
 };
 
@@ -44,33 +50,88 @@ static void note_error(PyObject *earlier)
 	Py_DECREF(error);
 }
 
-/* Add a step, and take its function and args; -1 with an exception set. */
+static void free_step(struct step *step)
+{
+	if (!step)
+		return;
+	Py_XDECREF(step->function);
+	Py_XDECREF(step->args);
+	Py_XDECREF(step->check);
+	Py_XDECREF(step->also);
+	PyMem_Free(step);
+}
+
+/* A step that is not added yet. Takes `args`; NULL with an exception set, also if that is NULL. */
+static struct step *make_step(PyObject *function, PyObject *args, PyObject *check, PyObject *also)
+{
+	struct step *step = args ? PyMem_Calloc(1, sizeof(*step)) : NULL;
+
+	if (!step) {
+		Py_XDECREF(args);
+		if (!PyErr_Occurred())
+			PyErr_NoMemory();
+		return NULL;
+	}
+	*step = (struct step){NULL, Py_NewRef(function), args, Py_NewRef(check), Py_XNewRef(also)};
+	return step;
+}
+
+/* Add and remove a step, for which no memory is needed. */
+static void push(struct undo *self, struct step *step)
+{
+	CORE_BEGIN_ALONE(self);
+	step->before = self->latest;
+	self->latest = step;
+	CORE_END_ALONE();
+}
+
+static struct step *pop(struct undo *self)
+{
+	struct step *step;
+
+	CORE_BEGIN_ALONE(self);
+	step = self->latest;
+	if (step)
+		self->latest = step->before;
+	CORE_END_ALONE();
+	return step;
+}
+
+/* Make a step and add it, if it can be made; -1 with an exception set. */
 static int add(struct undo *self, PyObject *function, PyObject *args, PyObject *check)
 {
-	PyObject *step = function && args ? PyTuple_Pack(3, function, args, check) : NULL;
-	int error = -1;
+	struct step *step = make_step(function, args, check, NULL);
 
-	if (!self->steps)
-		self->steps = PyList_New(0);
-	if (step && self->steps)
-		error = PyList_Append(self->steps, step);
-	Py_XDECREF(step);
-	Py_XDECREF(args);
-	Py_XDECREF(function);
-	return error;
+	if (!step)
+		return -1;
+	push(self, step);
+	return 0;
+}
+
+/* The objects made, and `also`, as arguments of the function that releases them. */
+static PyObject *made_of(PyObject *answer, PyObject *also)
+{
+	PyObject *made, *all;
+
+	made = PyTuple_Check(answer) ? PyTuple_GetSlice(answer, 1, PyTuple_Size(answer))
+				     : PyTuple_Pack(1, answer);
+	all = made ? PySequence_Concat(made, also) : NULL;
+	Py_XDECREF(made);
+	return all;
 }
 
 /* Run a step and check its result; false with an exception set. */
-static bool run_step(PyObject *step)
+static bool run_step(const struct step *step)
 {
-	PyObject *check = PyTuple_GetItem(step, 2), *checked;
-	PyObject *answer = PyObject_CallObject(PyTuple_GetItem(step, 0), PyTuple_GetItem(step, 1));
+	PyObject *args = step->also ? made_of(step->args, step->also) : Py_NewRef(step->args);
+	PyObject *answer = args ? PyObject_CallObject(step->function, args) : NULL, *checked;
 
-	if (!answer || check == Py_None) {
+	Py_XDECREF(args);
+	if (!answer || step->check == Py_None) {
 		Py_XDECREF(answer);
 		return answer != NULL;
 	}
-	checked = PyObject_CallFunctionObjArgs(check, answer, NULL);
+	checked = PyObject_CallFunctionObjArgs(step->check, answer, NULL);
 	Py_DECREF(answer);
 	Py_XDECREF(checked);
 	return checked != NULL;
@@ -79,15 +140,16 @@ static bool run_step(PyObject *step)
 /* Run all steps. Takes `error` (or NULL), and returns it or else the first failure. */
 static PyObject *run(struct undo *self, PyObject *error)
 {
-	while (self->steps && PyList_Size(self->steps) > 0) {
-		PyObject *step = PyObject_CallMethodObjArgs(self->steps, core_names.pop, NULL);
-		bool done = step && run_step(step);
+	struct step *step;
+
+	while ((step = pop(self))) {
+		bool done = run_step(step);
 
 		if (!done && error)
 			note_error(error);
 		else if (!done)
 			error = take_error();
-		Py_XDECREF(step);
+		free_step(step);
 	}
 	return error;
 }
@@ -113,8 +175,10 @@ static struct undo *move(struct undo *self, PyObject *dropped)
 		return NULL;
 	moved->generation = core_fork_generation;
 	moved->dropped = Py_XNewRef(dropped);
-	moved->steps = self->steps;
-	self->steps = NULL;
+	CORE_BEGIN_ALONE(self);
+	moved->latest = self->latest;
+	self->latest = NULL;
+	CORE_END_ALONE();
 	return moved;
 }
 
@@ -156,9 +220,17 @@ static int drop(struct undo *self)
 	return failed;
 }
 
+static void forget(struct undo *self)
+{
+	struct step *step;
+
+	while ((step = pop(self)))
+		free_step(step);
+}
+
 static int undo_clear(struct undo *self)
 {
-	Py_CLEAR(self->steps);
+	forget(self);
 	Py_CLEAR(self->dropped);
 	return 0;
 }
@@ -169,22 +241,33 @@ static void undo_finalize(PyObject *object)
 	PyObject *type, *error, *traceback;
 
 	PyErr_Fetch(&type, &error, &traceback);
-	if (self->steps && PyList_Size(self->steps) > 0 &&
-	    self->generation == core_fork_generation && !is_finalizing() && drop(self))
+	if (self->latest && self->generation == core_fork_generation && !is_finalizing() &&
+	    drop(self))
 		PyErr_WriteUnraisable(object);
 	PyErr_Restore(type, error, traceback);
 	undo_clear(self);
 }
 
-CORE_TRAVERSE(undo, Py_VISIT(self->steps); Py_VISIT(self->dropped))
+static int undo_traverse(struct undo *self, visitproc visit, void *arg)
+{
+	Py_VISIT(Py_TYPE((PyObject *)self));
+	for (const struct step *step = self->latest; step; step = step->before) {
+		Py_VISIT(step->function);
+		Py_VISIT(step->args);
+		Py_VISIT(step->check);
+		Py_VISIT(step->also);
+	}
+	Py_VISIT(self->dropped);
+	return 0;
+}
 
 /* Add a step from the argument at `first` and those after it. */
 static PyObject *add_call(struct undo *self, PyObject *args, Py_ssize_t first, PyObject *check)
 {
 	PyObject *function = check ? PyTuple_GetItem(args, first) : NULL;
 
-	if (!function || add(self, Py_NewRef(function),
-			     PyTuple_GetSlice(args, first + 1, PyTuple_Size(args)), check))
+	if (!function ||
+	    add(self, function, PyTuple_GetSlice(args, first + 1, PyTuple_Size(args)), check))
 		return NULL;
 	Py_RETURN_NONE;
 }
@@ -201,9 +284,11 @@ static PyObject *undo_checked(struct undo *self, PyObject *args)
 
 static PyObject *undo_keep(struct undo *self, PyObject *resource)
 {
-	if (add(self, PyObject_GetAttr(resource, core_names.close), PyTuple_New(0), Py_None))
-		return NULL;
-	return Py_NewRef(resource);
+	PyObject *close = PyObject_GetAttr(resource, core_names.close);
+	int error = close ? add(self, close, PyTuple_New(0), Py_None) : -1;
+
+	Py_XDECREF(close);
+	return error ? NULL : Py_NewRef(resource);
 }
 
 /*
@@ -220,35 +305,36 @@ static int failed(PyObject *answer)
 	return error ? PyObject_IsTrue(error) : -1;
 }
 
-/* The objects made, and `also`, as arguments of the function that releases them. */
-static PyObject *made_of(PyObject *answer, PyObject *also)
-{
-	PyObject *made, *all;
-
-	made = PyTuple_Check(answer) ? PyTuple_GetSlice(answer, 1, PyTuple_Size(answer))
-				     : PyTuple_Pack(1, answer);
-	all = made ? PySequence_Concat(made, also) : NULL;
-	Py_XDECREF(made);
-	return all;
-}
-
-/* Call a function, and add the step that undoes it after the call or before it. */
+/*
+ * Call a function, and add the step that undoes it after the call or before it. Nothing is
+ * allocated between the call and the step's addition.
+ */
 static PyObject *call(struct undo *self, PyObject *args, bool makes)
 {
 	PyObject *function, *arguments, *by, *also, *check, *answer;
+	struct step *step;
 	int error;
 
 	if (!PyArg_ParseTuple(args, makes ? "OO!OO!O:made" : "OO!OO!O:done", &function,
 			      &PyTuple_Type, &arguments, &by, &PyTuple_Type, &also, &check))
 		return NULL;
-	if (!makes && add(self, Py_NewRef(by), Py_NewRef(also), check))
+	step = make_step(by, Py_NewRef(also), check, makes ? also : NULL);
+	if (!step)
 		return NULL;
+	if (!makes)
+		push(self, step);
 	answer = PyObject_CallObject(function, arguments);
-	error = answer ? failed(answer) : 0;
-	if (answer && !error && makes)
-		error = add(self, Py_NewRef(by), made_of(answer, also), check);
-	if (error > 0 && !makes) /* the step is the last */
-		Py_XDECREF(PyObject_CallMethodObjArgs(self->steps, core_names.pop, NULL));
+	error = answer ? failed(answer) : -1;
+	if (!makes) {
+		if (error > 0) /* the step is the latest */
+			free_step(pop(self));
+	} else if (error) {
+		free_step(step);
+	} else {
+		Py_DECREF(step->args);
+		step->args = Py_NewRef(answer);
+		push(self, step);
+	}
 	if (error < 0)
 		Py_CLEAR(answer);
 	return answer;
@@ -275,7 +361,7 @@ static PyObject *undo_pop_all(struct undo *self, PyObject *args)
 
 static PyObject *undo_forget(struct undo *self, PyObject *Py_UNUSED(unused))
 {
-	Py_CLEAR(self->steps);
+	forget(self);
 	Py_RETURN_NONE;
 }
 

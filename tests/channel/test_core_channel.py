@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 import gdrpy
@@ -187,3 +189,43 @@ class TestMemoryOfALink:
     def test_is_of_a_link_alone_where_answers_are_named(self, gpu_memory, host_memory):
         with pytest.raises(ValueError, match="Channel: record_nbytes, capacity or the mappings'"):
             _mapping.Channel(gpu_memory, host_memory, 16, 8, 16)
+
+
+class TestClearingOfManySlots:
+    """Slots of 64 MiB, the first and the last of which another thread looks at meanwhile."""
+
+    COUNT, RECORD = 512, 1 << 16
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda gpu, host, count, record: _mapping.Inbox(gpu, host, record, count),
+            lambda gpu, host, count, record: _mapping.Link(gpu, host, 16, count, record),
+        ],
+        ids=["Inbox", "Link"],
+    )
+    def test_lets_other_threads_run(self, memory, make):
+        halfway, ended = threading.Event(), threading.Event()
+
+        def watch(slots):
+            while not (halfway.is_set() or ended.is_set()):
+                last = slots[-1]
+                if last and slots[0] == 0 and slots[-1] == last:
+                    halfway.set()
+
+        nbytes = 2 * self.COUNT * self.RECORD
+        with gdrpy.alloc(1 << 20) as region, gdrpy.page_locked(256 + nbytes) as host:
+            slots = memoryview(host)[256 : 128 + nbytes]
+            slots[0] = slots[-1] = 0
+            watching = threading.Thread(target=watch, args=(slots,))
+            watching.start()
+            for number in range(1, 100):
+                slots[0] = number
+                slots[-1] = number
+                make(region.cpu, host, self.COUNT, self.RECORD)
+                if halfway.is_set():
+                    break
+            ended.set()
+            watching.join()
+            del slots
+        assert halfway.is_set()

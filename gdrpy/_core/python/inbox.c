@@ -109,15 +109,29 @@ static int inbox_init(struct inbox *self, PyObject *args, PyObject *kwargs)
 						     .host = CORE_INBOX_SLOTS,
 						     .host_record = CORE_SLOT_FACTOR,
 						     .capacity = CORE_SLOTS_MAX};
-	struct mapping *gpu;
+	struct core_ring_memory memory = {0};
+	struct gdr_inbox_reader reader = {0};
+	bool first;
 
-	if (!core_ring_hold(&self->memory, "Inbox", args, kwargs, &needs, &self->reader.slots,
-			    NULL))
+	if (!core_init_once("Inbox", self->memory.gpu) ||
+	    !core_ring_hold(&memory, "Inbox", args, kwargs, &needs, &reader.slots, NULL))
 		return -1;
-	gpu = self->memory.gpu;
-	core_inbox_begin(&self->reader, gpu->type, gpu->address, self->memory.host->address,
-			 self->memory.gpu_ptr, self->memory.host_ptr);
-	return 0;
+	Py_BEGIN_ALLOW_THREADS; /* clearing many slots takes long; no other thread has them */
+	core_inbox_begin(&reader, memory.gpu->type, memory.gpu->address, memory.host->address,
+			 memory.gpu_ptr, memory.host_ptr);
+	Py_END_ALLOW_THREADS;
+
+	CORE_BEGIN_ALONE(self);
+	first = core_init_once("Inbox", self->memory.gpu);
+	if (first) {
+		self->reader = reader;
+		self->memory = memory;
+	}
+	CORE_END_ALONE();
+	if (first)
+		return 0;
+	core_ring_let_go(&memory);
+	return -1;
 }
 
 static int inbox_clear(struct inbox *self)

@@ -244,21 +244,39 @@ static int link_init(struct link *self, PyObject *args, PyObject *kwargs)
 						     .gpu_record = CORE_SLOT_FACTOR,
 						     .host_answer = CORE_SLOT_FACTOR,
 						     .capacity = CORE_SLOTS_MAX};
-	struct core_ring_memory *memory = &self->memory;
-	struct gdr_link *link = &self->end.link;
+	struct core_ring_memory memory = {0};
+	struct core_requests end = {0};
+	PyObject ***claims;
+	bool first;
 
-	if (!core_ring_hold(memory, "Link", args, kwargs, &needs, &link->requests, &link->answers))
+	if (!core_init_once("Link", self->memory.gpu) ||
+	    !core_ring_hold(&memory, "Link", args, kwargs, &needs, &end.link.requests,
+			    &end.link.answers))
 		return -1;
-	self->claims = PyMem_Calloc(link->answers.capacity, sizeof(*self->claims));
-	if (!self->claims) {
-		core_ring_let_go(memory);
+	claims = PyMem_Calloc(end.link.answers.capacity, sizeof(*claims));
+	if (!claims) {
+		core_ring_let_go(&memory);
 		PyErr_NoMemory();
 		return -1;
 	}
-	core_requests_place(&self->end, memory->gpu->type, memory->gpu->address,
-			    memory->host->address);
-	core_requests_begin(&self->end, memory->gpu->address, memory->gpu_ptr, memory->host_ptr);
-	return 0;
+	core_requests_place(&end, memory.gpu->type, memory.gpu->address, memory.host->address);
+	Py_BEGIN_ALLOW_THREADS; /* clearing many slots takes long; no other thread has them */
+	core_requests_begin(&end, memory.gpu->address, memory.gpu_ptr, memory.host_ptr);
+	Py_END_ALLOW_THREADS;
+
+	CORE_BEGIN_ALONE(self);
+	first = core_init_once("Link", self->memory.gpu);
+	if (first) {
+		self->end = end;
+		self->claims = claims;
+		self->memory = memory;
+	}
+	CORE_END_ALONE();
+	if (first)
+		return 0;
+	core_ring_let_go(&memory);
+	PyMem_Free(claims);
+	return -1;
 }
 
 static int link_clear(struct link *self)

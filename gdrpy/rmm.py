@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
+from contextlib import suppress
 from typing import Any
 
+from gdrpy import cuda
 from gdrpy.arena.arena import Arena
 from gdrpy.arrays.shown import Shown
 from gdrpy.common.extras import brought_by
+from gdrpy.errors import Forked, OutOfMemory
+from gdrpy.memory import reclaim
+from gdrpy.memory.captures import is_captured
 
 with brought_by("rmm-cu13"):
     import rmm
@@ -18,19 +24,56 @@ def resource(memory: Shown | Arena) -> Any:
     """An rmm memory resource that carves buffers out of a region or an arena.
 
     For ``rmm.mr.set_current_device_resource``, directly or under an rmm pool. Freeing a buffer
-    waits for its stream. Allocating raises MemoryError if there is no room. Every allocation calls
-    Python, which takes microseconds: put a pool above it for many small ones.
+    waits for its stream. While that is captured into a CUDA graph, the block stays; a later
+    allocation on a stream that is not captured frees it, once the GPU is done with the work queued
+    by then. Allocating raises MemoryError if there is no room. Every allocation calls Python, which
+    takes microseconds: put a pool above it for many small ones.
 
     Raises as :class:`Arena`; allocating raises ValueError if another device is current.
     """
-    arena = Arena.of(memory)
+    blocks = _Blocks(Arena.of(memory))
+    return rmm.mr.CallbackMemoryResource(blocks.allocate, blocks.free)
 
-    def allocate(nbytes: int, _stream: Any) -> int:
-        arena.require_current("resource")
-        return arena.allocate(max(nbytes, 1))
 
-    def free(ptr: int, _nbytes: int, stream: Any) -> None:
-        stream.synchronize()
-        arena.free(ptr)
+class _Blocks:
+    """The callbacks of a resource."""
 
-    return rmm.mr.CallbackMemoryResource(allocate, free)
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        #: Blocks that were freed while their stream was captured. rmm does not say how long a
+        #: stream lives, so that it cannot be asked again.
+        self._later: deque[int] = deque()
+
+    def allocate(self, nbytes: int, stream: Any) -> int:
+        self._arena.require_current("resource")
+        size = max(nbytes, 1)
+        free = bool(self._later) and not self._is_captured(stream)
+        if free:
+            self._free_later(wait=False)
+        try:
+            return self._arena.allocate(size)
+        except OutOfMemory:
+            if not free:
+                raise
+        self._free_later(wait=True)
+        return self._arena.allocate(size)
+
+    def free(self, ptr: int, _nbytes: int, stream: Any) -> None:
+        # rmm ignores an error, which Python then raises in whatever it does next.
+        try:
+            with suppress(Forked):  # the memory is the parent's
+                self._arena.free(ptr, stream)
+        except BufferError:
+            self._later.append(ptr)
+
+    def _is_captured(self, stream: Any) -> bool:
+        with cuda.context(self._arena.device):
+            return is_captured(cuda.stream_handle(stream))
+
+    def _free_later(self, wait: bool) -> None:
+        """Free the blocks if the GPU has done all work queued by now, or wait for that."""
+        count, devices = len(self._later), (self._arena.device,)
+        if reclaim.wait(devices) if wait else reclaim.queued(devices)():
+            for _ in range(count):
+                with suppress(IndexError):  # another thread has it
+                    self._arena.free(self._later.popleft())

@@ -342,6 +342,83 @@ class TestAnArrayOfCupyDroppedInACapture:
         assert arena.blocks == 0
 
 
+class TestABufferOfRmmFreedInACapture:
+    """rmm calls back with the stream, and ignores errors of the callback that frees."""
+
+    @pytest.fixture
+    def resource(self, contract: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+        """As rmm.mr.CallbackMemoryResource, whose callbacks are called by hand."""
+
+        def made(allocate: Any, free: Any) -> SimpleNamespace:
+            return SimpleNamespace(allocate=allocate, free=free)
+
+        mr = SimpleNamespace(CallbackMemoryResource=made)
+        monkeypatch.setitem(sys.modules, "rmm", SimpleNamespace(mr=mr))
+        monkeypatch.delitem(sys.modules, "gdrpy.rmm", raising=False)
+        module = importlib.import_module("gdrpy.rmm")
+        with cuda.context(0), gdrpy.alloc(SIZE) as region, gdrpy.Arena(region) as arena:
+            resource = module.resource(arena)
+            resource.arena = arena
+            yield resource
+        del sys.modules["gdrpy.rmm"]
+
+    @pytest.fixture
+    def stream(self, contract: None) -> Iterator[Any]:
+        with cuda.context(0):
+            stream = cuda.call("cuStreamCreate", 1)
+            yield stream
+            cuda.call("cuStreamDestroy", stream)
+
+    @pytest.fixture
+    def captured(self, resource, stream, driver) -> Iterator[None]:
+        """A block of half the arena was freed in a capture, which has ended well."""
+        block = resource.allocate(SIZE // 2, stream)
+        cuda.call("cuStreamBeginCapture", stream, driver.CUstreamCaptureMode(0))
+        resource.free(block, SIZE // 2, stream)
+        other = resource.allocate(4096, stream)
+        assert resource.arena.blocks == 2
+        cuda.call("cuGraphDestroy", cuda.call("cuStreamEndCapture", stream))
+        resource.free(other, 4096, stream)
+
+    def test_is_freed_by_a_later_allocation(self, captured, resource, stream):
+        block = resource.allocate(4096, stream)
+        assert resource.arena.blocks == 1
+        resource.free(block, 4096, stream)
+
+    def test_stays_while_the_gpu_works(self, captured, resource, stream):
+        with gdrpy.page_locked(4096) as word:
+            word.flag().set(0)
+            word.flag().stream_wait(stream, 1)
+            block = resource.allocate(4096, None)
+            assert resource.arena.blocks == 2
+            word.flag().set(1)
+            cuda.call("cuStreamSynchronize", stream)
+        resource.free(block, 4096, stream)
+        resource.free(resource.allocate(SIZE, stream), SIZE, stream)
+        assert resource.arena.blocks == 0
+
+    def test_is_waited_for_if_there_is_no_room(self, captured, resource, stream):
+        with gdrpy.page_locked(4096) as word:
+            word.flag().set(0)
+            word.flag().stream_wait(stream, 1)
+            timer = threading.Timer(0.1, word.flag().set, [1])
+            timer.start()
+            block = resource.allocate(SIZE, None)
+            timer.join()
+        assert resource.arena.blocks == 1
+        resource.free(block, SIZE, stream)
+
+    def test_without_room_raises_out_of_memory_in_the_capture(self, resource, stream, driver):
+        block = resource.allocate(SIZE, stream)
+        cuda.call("cuStreamBeginCapture", stream, driver.CUstreamCaptureMode(0))
+        resource.free(block, SIZE, stream)
+        with pytest.raises(gdrpy.OutOfMemory):
+            resource.allocate(4096, stream)
+        cuda.call("cuGraphDestroy", cuda.call("cuStreamEndCapture", stream))
+        resource.free(resource.allocate(SIZE, stream), SIZE, stream)
+        assert resource.arena.blocks == 0
+
+
 class TestPageLockedMemory:
     def test_is_made_and_dropped_in_a_capture(self, capture):
         with capture():

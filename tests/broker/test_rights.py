@@ -568,6 +568,35 @@ class TestRefusal:
             "40001, group 40100, mode 0644; ask its owner to do it",
         ]
 
+    @pytest.mark.parametrize(
+        ("asker", "mode", "op", "named"),
+        [
+            ("group", 0o600, "get", "0o640"),
+            ("supplementary group", 0o600, "delete", "0o660"),
+            ("group", 0o644, "delete", "0o664"),
+            ("other", 0o640, "get", "0o644"),
+            ("other", 0o644, "delete", "0o666"),
+            ("owner", 0o066, "get", "0o666"),
+        ],
+    )
+    def test_names_the_least_mode_that_helps(
+        self, broker: Broker, asker: str, mode: int, op: str, named: str
+    ) -> None:
+        name = f"least/{asker}/{mode:o}"
+
+        def allocate() -> None:
+            with broker.client() as client:
+                client.allocate(name, mode=mode)
+
+        def refused() -> str:
+            with broker.client() as client:
+                asked = {"readonly": True, "gpu": False} if op == "get" else {}
+                return str(client.call(op, name=name, **asked)["message"])
+
+        as_user("owner", allocate)
+        remedy = f"ask its owner, who may call broker.chmod({name!r}, {named})"
+        assert as_user(asker, refused).endswith(remedy)
+
 
 class TestStatus:
     @pytest.mark.parametrize("asker", ["root", "other"])

@@ -123,14 +123,31 @@ def shared_groups(groups: Iterable[int]) -> frozenset[int]:
 
 def allowed(who: Identity, region: Any, wanted: int) -> bool:
     """Whether ``who`` has all of ``wanted``: the first class that fits decides, as for files."""
-    if who.privileged:
-        return True
-    granted: int = region.mode
+    return who.privileged or region.mode >> _shift(who, region) & wanted == wanted
+
+
+def _shift(who: Identity, region: Any) -> int:
+    """How far the bits of the class that ``who`` is in lie to the left in a mode."""
     if who.uid == region.uid != nobody():
-        granted >>= 6
-    elif region.gid != nobody("gid") and (region.gid == who.gid or region.gid in who.groups):
-        granted >>= 3
-    return granted & wanted == wanted
+        return 6
+    if region.gid != nobody("gid") and (region.gid == who.gid or region.gid in who.groups):
+        return 3
+    return 0
+
+
+def _helpful_mode(who: Identity, region: Any, wanted: int) -> int:
+    """The least usual mode that gives ``who`` the right, and to read.
+
+    It takes no right away if ``who`` may know the region's mode.
+    """
+    bits = READ | wanted
+    mode = {6: 0o600, 3: 0o600 | bits << 3, 0: 0o600 | bits << 3 | bits}[_shift(who, region)]
+    return mode | region.mode if _may_see(who, region) else mode
+
+
+def _may_see(who: Identity, region: Any) -> bool:
+    """Whether ``who`` may see the region in a list."""
+    return owns(who, region) or allowed(who, region, READ)
 
 
 def require(who: Identity, region: Any, wanted: int, call: str) -> None:
@@ -139,8 +156,8 @@ def require(who: Identity, region: Any, wanted: int, call: str) -> None:
         reason = f"{call}: user {who.uid} may not {_WORDS[wanted]} {region}"
         remedy = "ask its owner"
         if region.name is not None:
-            mode = "0o666" if wanted & WRITE else "0o644"
-            remedy += f", who may call broker.chmod({region.name!r}, {mode})"
+            mode = _helpful_mode(who, region, wanted)
+            remedy += f", who may call broker.chmod({region.name!r}, {mode:#o})"
         raise _denied(reason, who, region, remedy)
 
 
@@ -158,6 +175,6 @@ def require_owner(who: Identity, region: Any, call: str) -> None:
 
 def _denied(reason: str, who: Identity, region: Any, remedy: str) -> PermissionDenied:
     """A refusal, which describes the region only if ``who`` may see it in a list."""
-    if owns(who, region) or allowed(who, region, READ):
+    if _may_see(who, region):
         reason += f": it belongs to user {region.uid}, group {region.gid}, mode {region.mode:04o}"
     return PermissionDenied(errno.EACCES, f"{reason}; {remedy}")

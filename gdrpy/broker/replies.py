@@ -54,14 +54,18 @@ def _plain(value: Any) -> Any:
     return [_plain(one) for one in value] if isinstance(value, tuple) else value
 
 
-class Holder(Value, frozen=True):
-    """A process with ``count`` grants of a region, at least one ``writable``, or for ``gpu``."""
+class Holder(Value, frozen=True, omit_defaults=True):
+    """A process with ``count`` grants of a region, at least one ``writable``, or for ``gpu``.
+
+    ``exporter`` says whether the region is bound to this lease, and ends with it.
+    """
 
     pid: Number
     uid: Number
     writable: bool
     gpu: bool
     count: Number
+    exporter: bool = False
 
 
 class Sleeper(Value, frozen=True):

@@ -247,7 +247,14 @@ class TestRecord:
         told = info.as_dict()
         assert told["metadata"] == {"k": 1}
         assert told["holders"] == [
-            {"pid": 4242, "uid": 1000, "writable": True, "gpu": False, "count": 1}
+            {
+                "pid": 4242,
+                "uid": 1000,
+                "writable": True,
+                "gpu": False,
+                "count": 1,
+                "exporter": False,
+            }
         ]
 
     def test_of_half_a_reply_raises_protocol_error(self):

@@ -344,7 +344,14 @@ class TestStat:
         assert [one["nbytes"] for one in said["files"]] == [FILE_BYTES] * 3
         assert said["size"] > sum(one["size"] for one in said["files"])
         assert said["holders"] == [
-            {"pid": os.getpid(), "uid": os.getuid(), "writable": True, "gpu": True, "count": 6}
+            {
+                "pid": os.getpid(),
+                "uid": os.getuid(),
+                "writable": True,
+                "gpu": True,
+                "count": 6,
+                "exporter": False,
+            }
         ]
         text = capsys.readouterr().out
         assert "\nsize      12.5 KiB in 3 files, takes " in text

@@ -17,9 +17,32 @@ class TestStat:
         assert status == 0
         assert [found[key] for key in ("device", "uuid", "gpu")] == GPU
         assert found["holders"] == [
-            {"pid": os.getpid(), "uid": os.getuid(), "writable": False, "gpu": False, "count": 1}
+            {
+                "pid": os.getpid(),
+                "uid": os.getuid(),
+                "writable": False,
+                "gpu": False,
+                "count": 1,
+                "exporter": False,
+            }
         ]
         assert (found["readers"], found["writers"]) == (1, 0)
+
+    def test_tells_which_holder_it_is_bound_to(self, broker, json_of, capsys):
+        with (
+            gdrpy.connect() as exporter,
+            gdrpy.connect() as client,
+            exporter.allocate("kv", 4096, "cpu", grace=1),
+            client.get("kv", readonly=True),
+        ):
+            _, found = json_of("stat", "kv")
+            assert main(["stat", "kv"]) == 0
+        printed = capsys.readouterr().out.translate(dict.fromkeys(map(ord, "┃│|"), " "))
+        rows = [line.split() for line in printed.splitlines()]
+        titles = next(number for number, row in enumerate(rows) if row[:1] == ["process"])
+        told = [row[-1] for row in rows[titles:] if row[:1] == [str(os.getpid())]]
+        assert (rows[titles][-1], told) == ("exporter", ["yes", "no"])
+        assert [one["exporter"] for one in found["holders"]] == [True, False]
 
     def test_tells_who_has_it_asleep(self, broker, json_of, capsys):
         with gdrpy.connect() as client:

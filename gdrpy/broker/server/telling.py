@@ -103,12 +103,15 @@ def nameless(table: Table, regions: Iterable[RegionEntry]) -> list[RegionInfo]:
 
 def _holders(table: Table, region: RegionEntry, most: int) -> tuple[Holder, ...]:
     held = itertools.islice(region.leases.items(), most)
-    return tuple(_holder(table.sessions[number].identity, lease) for number, lease in held)
+    return tuple(
+        _holder(table.sessions[number].identity, lease, number == region.exporter)
+        for number, lease in held
+    )
 
 
 def _sleeper(who: Identity, version: int, newest: int) -> Sleeper:
     return Sleeper(who.pid, who.uid, version, version < newest)
 
 
-def _holder(who: Identity, lease: LeaseEntry) -> Holder:
-    return Holder(who.pid, who.uid, lease.writable, lease.gpu, lease.count)
+def _holder(who: Identity, lease: LeaseEntry, exporter: bool) -> Holder:
+    return Holder(who.pid, who.uid, lease.writable, lease.gpu, lease.count, exporter)

@@ -89,6 +89,7 @@ def _merged(regions: list[RegionInfo]) -> tuple[Holder, ...]:
                 holder.writable or before.writable,
                 holder.gpu or before.gpu,
                 holder.count + before.count,
+                holder.exporter or before.exporter,
             )
         found[key] = holder
     return tuple(found.values())

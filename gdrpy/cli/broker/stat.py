@@ -50,8 +50,9 @@ def run(args: argparse.Namespace, output: Output) -> int:
     for name, value in _lines(region, files, tensors):
         output.line(f"{name:10}{value}")
     if region.holders:
-        columns = ("process", "user", "writes", "GPU view", "times")
-        output.show(table(columns, map(_holder, region.holders)))
+        bound = region.grace is not None
+        columns = ("process", "user", "writes", "GPU view", "times", *["exporter"] * bound)
+        output.show(table(columns, [_holder(one, bound) for one in region.holders]))
     if region.sleepers:
         output.show(table(("process", "user", "asleep"), map(_sleeper, region.sleepers)))
     if tensors and not output.as_json:
@@ -128,13 +129,15 @@ def _lines(
     return [*lines, ("held by", holders + asleep)]
 
 
-def _holder(holder: Holder) -> tuple[str, ...]:
+def _holder(holder: Holder, bound: bool) -> tuple[str, ...]:
+    exporter = "yes" if holder.exporter else "no"
     return (
         str(holder.pid),
         broker.user_words(holder.uid),
         "yes" if holder.writable else "no",
         "yes" if holder.gpu else "no",
         str(holder.count),
+        *[exporter] * bound,
     )
 
 

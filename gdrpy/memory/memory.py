@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 from gdrpy._core._mapping import Descriptor
@@ -79,6 +80,19 @@ class Memory(Owner, ABC):
         """A new descriptor by which other processes may open it. Raises as :attr:`fd`."""
         with self._lock:
             return duplicate(self.fd)
+
+    @contextmanager
+    def leaving_source(self) -> Iterator[None]:
+        """A block in which a detach leaves ``source`` open: the caller has it from then on.
+
+        If the block raises, the memory keeps its source.
+        """
+        source, self.source = self.source, None
+        try:
+            yield
+        except BaseException:
+            self.source = source
+            raise
 
     def engine(self, call: str) -> object:
         """The memory for the copy engine without CUDA: a capsule for the C core.

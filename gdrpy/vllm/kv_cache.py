@@ -90,13 +90,8 @@ class Cache:
         if self.region.detached:
             return
         # The lease stays until the name is deleted: else another engine may have the region then.
-        memory = self.region._memory
-        memory.source, source = None, memory.source
-        try:
+        with self.region._memory.leaving_source():
             self.region.detach()
-        except BaseException:
-            memory.source = source
-            raise
         lease, self._lease = self._lease, None
         assert lease is not None
         try:

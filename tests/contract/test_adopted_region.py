@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import weakref
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -18,7 +19,12 @@ class Leased(gdrpy.Region):
 
 
 class Lease:
-    """Something that a region's memory keeps."""
+    """Something that a region's memory keeps, and closes when it is detached."""
+
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
 
 
 def adopt(fd: int, nbytes: int = 4096, device: int | None = 0, **kwargs: Any) -> Leased:
@@ -91,6 +97,23 @@ class TestAdoptedRegion:
         del view
         gc.collect()
         assert kept() is None
+
+    @pytest.mark.parametrize("leaving", [False, True])
+    def test_closes_its_source_when_it_is_detached_unless_it_leaves_it(self, region, leaving):
+        lease = Lease()
+        with adopt(region.export(), gpu=True, source=lease) as other:
+            with other._memory.leaving_source() if leaving else nullcontext():
+                other.detach()
+            assert (lease.closed, other._memory.source) == (not leaving, None)
+
+    def test_keeps_its_source_if_it_cannot_be_detached(self, region):
+        lease = Lease()
+        with adopt(region.export(), gpu=True, source=lease) as other:
+            view = other.numpy()
+            with pytest.raises(BufferError), other._memory.leaving_source():
+                other.detach()
+            assert (lease.closed, other._memory.source) == (False, lease)
+            del view
 
     def test_without_a_cpu_view_copies_by_dma(self, region):
         with adopt(region.export(), gpu=True, cpu=False) as other:

@@ -57,6 +57,8 @@ def _plain(value: Any) -> Any:
 class Holder(Value, frozen=True, omit_defaults=True):
     """A process with ``count`` grants of a region, at least one ``writable``, or for ``gpu``.
 
+    ``gpu`` says whether it asked for the GPU view of GPU memory. The broker does not learn whether
+    it got one: a process that does not see the GPU has the CPU view alone.
     ``exporter`` says whether the region is bound to this lease, and ends with it.
     """
 

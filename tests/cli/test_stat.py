@@ -28,6 +28,11 @@ class TestStat:
         ]
         assert (found["readers"], found["writers"]) == (1, 0)
 
+    def test_of_host_memory_tells_of_no_gpu_view(self, broker, json_of):
+        with gdrpy.connect() as client, client.put("table", b"x", "cpu"), client.get("table"):
+            _, found = json_of("stat", "table")
+        assert [holder["gpu"] for holder in found["holders"]] == [False]
+
     def test_tells_which_holder_it_is_bound_to(self, broker, json_of, capsys):
         with (
             gdrpy.connect() as exporter,

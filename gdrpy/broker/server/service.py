@@ -243,10 +243,10 @@ class Service:
         return True
 
     def _lease(self, session: Session, region: RegionEntry, writable: bool, gpu: bool) -> None:
-        """Add a grant to a session."""
+        """Add a grant to a session, for the CPU alone if it is host memory."""
         if not session.regions:
             self.state.processes.hold(session)
-        self.table.grant(session, region, writable, gpu)
+        self.table.grant(session, region, writable, gpu and region.device != protocol.CPU_DEVICE)
 
     def _allocate(self, session: Session, request: requests.Allocate) -> Answer:
         name = request.name

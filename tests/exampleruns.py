@@ -33,6 +33,8 @@ LAST_LINES = {
     + "every old version is freed",
     "start_queued_work.py": "the GPU wrote 0xc0ffee",
     "transformers_weights.py": "the same answers: True\nprocesses with the one copy: 4",
+    "two_processes_one_channel.py": "the kernel has seen the end of a producer that was killed\n"
+    "20000 orders, 20000 in order, together worth 10000.00",
     "two_engines.py": "2 takeovers, 40 answers, 0 of them wrong\n"
     "memory for weights is taken once: True",
 }
@@ -43,6 +45,7 @@ WITH_A_KERNEL = {
     "channel_to_kernel.py",
     "control_loop.py",
     "resident_kernel.py",
+    "two_processes_one_channel.py",
 }
 
 

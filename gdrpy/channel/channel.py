@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gdrpy._core import _mapping
-from gdrpy._core._mapping import Undo
-from gdrpy.channel.ring import End, Ring, allocate, as_capacity, as_record_size, only
+from gdrpy.channel.named import Layout
+from gdrpy.channel.ring import End, Ring, as_capacity, as_record_size, only
+
+if TYPE_CHECKING:
+    from gdrpy.broker.client.broker import Broker
 
 #: In records. No address space holds this many of the largest.
 CAPACITY_MAX = 1 << 40
@@ -21,6 +24,11 @@ class Channel(Ring, _mapping.Channel):
         record_nbytes: The size of a record: a multiple of 16 up to 65536.
         capacity: The number of records that fit: a power of two up to 2**40.
         device: The GPU, named as for :func:`gdrpy.alloc`.
+        broker: The broker of a named one, whose kernel's end is another process's
+            :class:`gdrpy.channel.KernelEnd`; ``device`` is as of the broker's calls then. None
+            makes one of this process alone.
+        name: Its name. The first producer of that name makes it; others join it, with equal sizes.
+        mode: Permission bits of the memory of a new one, like a file's.
 
     The one producer is this object, whose pushes are stores through the mapping of GPU memory;
     threads may share it. The one consumer is a kernel that gets :attr:`ptr`, or :meth:`reader`.
@@ -31,26 +39,32 @@ class Channel(Ring, _mapping.Channel):
     are gone.
 
     Raises ValueError, TypeError, NotFound (no such device), OutOfMemory, BackendUnavailable,
-    CudaError.
+    CudaError; SizeMismatch, InvalidRequest, PermissionDenied, BrokerUnavailable for a name.
     """
 
     _reader: weakref.ref[ChannelReader] | None = None
 
-    def __init__(self, record_nbytes: int = 64, capacity: int = 4096, device: Any = 0) -> None:
+    def __init__(
+        self,
+        record_nbytes: int = 64,
+        capacity: int = 4096,
+        device: Any = 0,
+        *,
+        broker: Broker | None = None,
+        name: str | None = None,
+        mode: int = 0o600,
+    ) -> None:
         size = as_record_size("Channel", "record_nbytes", record_nbytes)
-        count = as_capacity("Channel", capacity, CAPACITY_MAX)
-        with Undo() as undo:
-            nbytes = _mapping.CHANNEL_NBYTES + count * size
-            region, host = allocate(undo, "Channel", nbytes, _mapping.CHANNEL_HOST_NBYTES, device)
-            super().__init__(region.cpu, host, size, count)
-            undo.forget()
-        self._region = region
+        layout = Layout("Channel", size, as_capacity("Channel", capacity, CAPACITY_MAX))
+        self._make(layout, super().__init__, device, broker, name, mode, None)
 
     def reader(self) -> ChannelReader:
         """A consumer on the CPU, in place of a kernel. It begins after the records already taken.
 
-        Raises ValueError while the channel has another reader.
+        Raises ValueError while the channel has another reader, MissingView for a named one.
         """
+        if self._named is not None:
+            self._named.refuse("reader")
         reader = ChannelReader(self)
         self._reader = only("Channel.reader", self._reader, reader)
         return reader

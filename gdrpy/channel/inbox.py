@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gdrpy._core import _mapping
-from gdrpy._core._mapping import Undo
-from gdrpy.channel.ring import End, Ring, allocate, as_capacity, as_record_size, nap, only
+from gdrpy.channel.named import Layout
+from gdrpy.channel.ring import End, Ring, as_capacity, as_record_size, nap, only
 from gdrpy.errors import Timeout
+
+if TYPE_CHECKING:
+    from gdrpy.broker.client.broker import Broker
 
 #: In records: a slot must not see the same 32-bit stamp twice in turn.
 CAPACITY_MAX = 1 << 31
@@ -25,6 +28,13 @@ class Inbox(Ring, _mapping.Inbox):
         record_nbytes: The size of a record: a multiple of 16 up to 65536.
         capacity: The number of records that fit: a power of two up to 2**31.
         device: The GPU, named as for :func:`gdrpy.alloc`.
+        broker: The broker of a named one, whose kernel's end is another process's
+            :class:`gdrpy.channel.KernelEnd`; ``device`` is as of the broker's calls then. None
+            makes one of this process alone.
+        name: Its name. The first reader of that name makes it; the next one, with equal sizes, goes
+            on where that has ended.
+        mode: Permission bits of the memory of a new one, like a file's.
+        wait: For how many seconds to wait for the end of the reader before; None does not wait.
 
     The producers are threads of kernels that get :attr:`ptr`, as many as there are, or
     :meth:`writer`. The one reader is this object; threads may share it. Each record arrives whole
@@ -35,26 +45,34 @@ class Inbox(Ring, _mapping.Inbox):
     object until the kernels have ended: its memory is freed when it and its writers are gone.
 
     Raises ValueError, TypeError, NotFound (no such device), OutOfMemory, BackendUnavailable,
-    CudaError.
+    CudaError; SizeMismatch, InvalidRequest, Timeout, PermissionDenied, BrokerUnavailable for a
+    name.
     """
 
     _writer: weakref.ref[InboxWriter] | None = None
 
-    def __init__(self, record_nbytes: int = 64, capacity: int = 4096, device: Any = 0) -> None:
+    def __init__(
+        self,
+        record_nbytes: int = 64,
+        capacity: int = 4096,
+        device: Any = 0,
+        *,
+        broker: Broker | None = None,
+        name: str | None = None,
+        mode: int = 0o600,
+        wait: float | None = None,
+    ) -> None:
         size = as_record_size("Inbox", "record_nbytes", record_nbytes)
-        count = as_capacity("Inbox", capacity, CAPACITY_MAX)
-        with Undo() as undo:
-            host_nbytes = _mapping.INBOX_HOST_NBYTES + count * size * _mapping.SLOT_FACTOR
-            region, host = allocate(undo, "Inbox", _mapping.INBOX_NBYTES, host_nbytes, device)
-            super().__init__(region.cpu, host, size, count)
-            undo.forget()
-        self._region = region
+        layout = Layout("Inbox", size, as_capacity("Inbox", capacity, CAPACITY_MAX))
+        self._make(layout, super().__init__, device, broker, name, mode, wait)
 
     def writer(self) -> InboxWriter:
         """A producer on the CPU, in place of kernels: none may push while it is open.
 
-        Raises ValueError while the inbox has another writer.
+        Raises ValueError while the inbox has another writer, MissingView for a named one.
         """
+        if self._named is not None:
+            self._named.refuse("writer")
         writer = InboxWriter(self)
         self._writer = only("Inbox.writer", self._writer, writer)
         return writer

@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gdrpy._core import _mapping
-from gdrpy._core._mapping import Undo
 from gdrpy.channel.inbox import CAPACITY_MAX
-from gdrpy.channel.ring import End, Ring, Rooted, allocate, as_capacity, as_record_size, nap, only
+from gdrpy.channel.named import Layout
+from gdrpy.channel.ring import End, Ring, Rooted, as_capacity, as_record_size, nap, only
+
+if TYPE_CHECKING:
+    from gdrpy.broker.client.broker import Broker
 
 
 class Link(Ring, _mapping.Link):
@@ -21,6 +24,13 @@ class Link(Ring, _mapping.Link):
         answer_nbytes: The size of an answer, in the same way; None: that of a request.
         capacity: How many requests may be under way: a power of two up to 2**31.
         device: The GPU, named as for :func:`gdrpy.alloc`.
+        broker: The broker of a named one, whose kernel's end is another process's
+            :class:`gdrpy.channel.KernelEnd`; ``device`` is as of the broker's calls then. None
+            makes one of this process alone.
+        name: Its name. The first caller of that name makes it; the next one, with equal sizes, goes
+            on where that has ended.
+        mode: Permission bits of the memory of a new one, like a file's.
+        wait: For how many seconds to wait for the end of the caller before; None does not wait.
 
     A kernel that gets :attr:`ptr`, or :meth:`server`, answers each request once, in any order:
     request number i, counted from 0, by answer number i. Threads may share the object.
@@ -30,7 +40,8 @@ class Link(Ring, _mapping.Link):
     servers are gone.
 
     Raises ValueError, TypeError, NotFound (no such device), OutOfMemory, BackendUnavailable,
-    CudaError.
+    CudaError; SizeMismatch, InvalidRequest, Timeout, PermissionDenied, BrokerUnavailable for a
+    name.
     """
 
     _server: weakref.ref[LinkServer] | None = None
@@ -41,19 +52,18 @@ class Link(Ring, _mapping.Link):
         answer_nbytes: int | None = None,
         capacity: int = 1024,
         device: Any = 0,
+        *,
+        broker: Broker | None = None,
+        name: str | None = None,
+        mode: int = 0o600,
+        wait: float | None = None,
     ) -> None:
         size = as_record_size("Link", "record_nbytes", record_nbytes)
         answer = size
         if answer_nbytes is not None:
             answer = as_record_size("Link", "answer_nbytes", answer_nbytes)
-        count = as_capacity("Link", capacity, CAPACITY_MAX)
-        nbytes = _mapping.LINK_NBYTES + count * size * _mapping.SLOT_FACTOR
-        host_nbytes = _mapping.LINK_HOST_NBYTES + count * answer * _mapping.SLOT_FACTOR
-        with Undo() as undo:
-            region, host = allocate(undo, "Link", nbytes, host_nbytes, device)
-            super().__init__(region.cpu, host, size, count, answer)
-            undo.forget()
-        self._region = region
+        layout = Layout("Link", size, as_capacity("Link", capacity, CAPACITY_MAX), answer)
+        self._make(layout, super().__init__, device, broker, name, mode, wait)
 
     def submit(self, record: Any, timeout: float | None = None) -> Answer:
         """Push a request, and return what its answer will be found by.
@@ -70,14 +80,17 @@ class Link(Ring, _mapping.Link):
     def server(self) -> LinkServer:
         """A server on the CPU, in place of a kernel. It begins after the requests already taken.
 
-        Raises ValueError while the link has another server.
+        Raises ValueError while the link has another server, MissingView for a named one.
         """
+        if self._named is not None:
+            self._named.refuse("server")
         server = LinkServer(self)
         self._server = only("Link.server", self._server, server)
         return server
 
     def __repr__(self) -> str:
-        state = "CLOSED" if self.closed else f"on {self._region.location}"
+        where = self._region.location if self._named is None else repr(self._named)
+        state = "CLOSED" if self.closed else f"on {where}"
         return (
             f"<Link of {self.capacity} requests of {self.record_nbytes} bytes, answers of "
             f"{self.answer_nbytes} {state}>"

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import time
 import weakref
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from gdrpy import cuda
 from gdrpy._core._mapping import Undo
+from gdrpy.channel.named import CpuEnd, Layout
 from gdrpy.common.arguments import as_int
 from gdrpy.common.resource import Closing
 from gdrpy.memory.page_locked import lend
 from gdrpy.memory.view import Mapping
 from gdrpy.region import Region, alloc
+
+if TYPE_CHECKING:
+    from gdrpy.broker.client.broker import Broker
 
 #: The size of a record is a multiple of the unit and at most the maximum, in bytes.
 RECORD_UNIT, RECORD_MAX = 16, 64 * 1024
@@ -40,12 +45,11 @@ def as_capacity(call: str, value: object, most: int) -> int:
     return count
 
 
-def allocate(
-    undo: Undo, call: str, nbytes: int, host_nbytes: int, device: Any
-) -> tuple[Region, Mapping]:
+def allocate(undo: Undo, layout: Layout, device: Any) -> tuple[Region, Mapping]:
     """Memory of a GPU, and page-locked memory for it, which holds what it held before."""
-    ordinal = cuda.ordinal(call, device)
-    return undo.keep(alloc(nbytes, ordinal)), undo.keep(lend(host_nbytes, ordinal))
+    ordinal = cuda.ordinal(layout.kind, device)
+    memory = undo.keep(alloc(layout.nbytes, ordinal))
+    return memory, undo.keep(lend(layout.host_nbytes, ordinal))
 
 
 def nap(begun: float) -> float:
@@ -88,19 +92,66 @@ class Ring(End):
     capacity: Any
     record_nbytes: Any
     _region: Region
+    #: What a named one shares with the kernel's end, which is another process's.
+    _named: CpuEnd | None = None
+
+    def _make(
+        self,
+        layout: Layout,
+        begin: Callable[..., None],
+        device: Any,
+        broker: Broker | None,
+        name: str | None,
+        mode: int,
+        wait: float | None,
+    ) -> None:
+        """Call ``begin``, the C core's __init__, with memory: of this process, or of a broker."""
+        with Undo() as undo:
+            if broker is None and name is None:
+                region, host = allocate(undo, layout, device)
+                begin(region.cpu, host, *layout.sizes)
+                self._region = region
+            else:
+                named = CpuEnd(layout, broker, name, device, mode, wait)
+                undo.callback(named.close)
+                begin(*named.arguments)
+                named.begin(self)
+                self._named = named
+            undo.forget()
 
     @property
     def device(self) -> int:
-        """The ordinal of the GPU whose kernels have the other end."""
+        """The ordinal of the GPU whose kernels have the other end.
+
+        Raises MissingView for a named one: the kernel's end has it.
+        """
+        if self._named is not None:
+            self._named.refuse("device")
         assert self._region.device is not None
         return self._region.device
 
     @property
     def ptr(self) -> int:
-        """GPU address of what the kernel is given. Raises Forked."""
+        """GPU address of what the kernel is given.
+
+        Raises Forked, and MissingView for a named one: the kernel's end has it.
+        """
+        if self._named is not None:
+            self._named.refuse("ptr")
         return self._region.ptr
 
+    @property
+    def name(self) -> str | None:
+        """The name that other processes find it by."""
+        return None if self._named is None else self._named.names.memory
+
+    def close(self) -> None:
+        super().close()
+        if self._named is not None:
+            self._named.close()
+
     def __repr__(self) -> str:
-        state = "CLOSED" if self.closed else f"on {self._region.location}"
+        where = self._region.location if self._named is None else repr(self._named)
+        state = "CLOSED" if self.closed else f"on {where}"
         name = type(self).__name__
         return f"<{name} of {self.capacity} records of {self.record_nbytes} bytes {state}>"

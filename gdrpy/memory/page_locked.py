@@ -11,6 +11,7 @@ import functools
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -18,6 +19,7 @@ from gdrpy import cuda
 from gdrpy._core._mapping import Undo
 from gdrpy.common.arguments import as_size
 from gdrpy.errors import OutOfMemory
+from gdrpy.memory import reclaim
 from gdrpy.memory.engine import register
 from gdrpy.memory.view import Mapping, MappingType
 
@@ -47,6 +49,7 @@ def _begin_child() -> None:
     _lock = threading.RLock()
     _kept.clear()
     _kept_lent.clear()
+    _locked.clear()
 
 
 os.register_at_fork(after_in_child=_begin_child)
@@ -85,6 +88,64 @@ def _free(device: int, address: int) -> None:
     if not sys.is_finalizing():
         with cuda.context(device), cuda.relaxed():
             cuda.call("cuMemFreeHost", address)
+
+
+#: Locked memory that is no longer used, with what keeps it mapped: kernels ran when it was dropped.
+_locked: list[tuple[int, int, object]] = []
+#: Seconds after which a GPU without work has told so.
+_SETTLED = 0.01
+
+
+def lock_pages(memory: Mapping, device: int, keep: object) -> Mapping:
+    """A mapping of the same host memory, page-locked for a device, which keeps ``keep``.
+
+    The memory is unlocked when the mapping is gone and the device has no work: CUDA would wait for
+    running kernels. Else that is left to a later call. Raises CudaError, OutOfMemory.
+    """
+    _unlock_dropped()
+    with cuda.context(device), cuda.relaxed(), Undo() as undo:
+        driver = cuda.driver()
+        flags = driver.CU_MEMHOSTREGISTER_PORTABLE | driver.CU_MEMHOSTREGISTER_DEVICEMAP
+        whole = memory.address, memory.nbytes, flags
+        cuda.done(
+            undo, "cuMemHostRegister", *whole, by="cuMemHostUnregister", also=(memory.address,)
+        )
+        ptr = int(cuda.call("cuMemHostGetDevicePointer", memory.address, 0))
+        unlock = functools.partial(_unlock, device, memory.address, keep)
+        kind = (MappingType.CACHED, False, unlock, memory.backend, ptr, device)
+        mapping = Mapping(memory.address, memory.nbytes, *kind)
+        undo.forget()
+        return mapping
+
+
+def _unlock(device: int, address: int, keep: object) -> None:
+    if not sys.is_finalizing():
+        _locked.append((device, address, keep))
+        _unlock_dropped()
+
+
+def _unlock_dropped() -> None:
+    """Unlock the memory of devices that have no work now."""
+    for item in list(_locked):
+        device, address, _ = item
+        if not _is_idle(device):
+            continue
+        try:
+            _locked.remove(item)
+        except ValueError:  # another thread has it
+            continue
+        with cuda.context(device), cuda.relaxed():
+            cuda.call("cuMemHostUnregister", address)
+
+
+def _is_idle(device: int) -> bool:
+    is_idle = reclaim.queued((device,))
+    until = time.monotonic() + _SETTLED
+    while not is_idle():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0)
+    return True
 
 
 def lend(nbytes: int, device: int | None) -> Mapping:

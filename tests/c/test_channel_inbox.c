@@ -6,8 +6,8 @@
  */
 #define _GNU_SOURCE /* REG_EFL */
 
+#include "channel/inbox.h"
 #include "check.h"
-#include "gdrpy/inbox.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -578,6 +578,43 @@ static void a_killed_reader_is_followed_by_one_that_misses_nothing(void)
 	CHECK_EQ(memory->head, PRODUCERS * EACH);
 }
 
+static void numbers_whose_producers_are_gone_are_passed(void)
+{
+	struct gdr_inbox inbox = new_inbox();
+	struct gdr_inbox_reader reader = new_reader(&inbox);
+
+	memory->reserved = 5;
+	put(&inbox, 2, made(1, 2));
+	put(&inbox, 4, made(1, 4));
+	CHECK_EQ(gdr_inbox_ready(&reader, 1), 0);
+	core_inbox_pass(&reader, 5);
+	pop(&reader, 1, 2);
+	core_inbox_pass(&reader, 5);
+	pop(&reader, 1, 4);
+	core_inbox_pass(&reader, 5);
+	CHECK_EQ(reader.popped, 5);
+	CHECK_EQ(memory->head, 5);
+	core_inbox_pass(&reader, 1ull << 62); /* or whatever a peer stores */
+	CHECK_EQ(reader.popped, 1ull << 62);
+	CHECK_EQ(memory->taken, 1ull << 62);
+}
+
+static void room_is_given_again_after_a_reader_was_taken_for_dead(void)
+{
+	struct gdr_inbox inbox = new_inbox();
+	struct gdr_inbox_reader reader = new_reader(&inbox);
+
+	push(&inbox, 1, 0);
+	pop(&reader, 1, 0);
+	core_inbox_end_reading(&reader);
+	CHECK(gdr_inbox_closed(&inbox));
+	CHECK(core_inbox_give_room(&reader));
+	CHECK(!gdr_inbox_closed(&inbox));
+	CHECK_EQ(memory->taken, 1);
+	memory->head = GDR_INBOX_CLOSED; /* which no reader stores */
+	CHECK(!core_inbox_give_room(&reader));
+}
+
 CHECK_MAIN(STEPPED TEST(kernels_in_other_languages_find_the_fields_at_their_offsets),
 	   TEST(records_come_out_in_order_from_every_place_in_the_ring),
 	   TEST(a_record_is_ready_when_its_last_word_has_arrived_whichever_that_is),
@@ -592,4 +629,6 @@ CHECK_MAIN(STEPPED TEST(kernels_in_other_languages_find_the_fields_at_their_offs
 	   TEST(threads_that_wait_for_room_end_when_the_reader_closes),
 	   TEST(what_a_producer_stored_before_its_record_is_there_with_it),
 	   TEST(a_killed_producer_leaves_whole_records_or_holds_back_the_next),
-	   TEST(a_killed_reader_is_followed_by_one_that_misses_nothing))
+	   TEST(a_killed_reader_is_followed_by_one_that_misses_nothing),
+	   TEST(numbers_whose_producers_are_gone_are_passed),
+	   TEST(room_is_given_again_after_a_reader_was_taken_for_dead))

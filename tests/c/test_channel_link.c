@@ -128,7 +128,7 @@ static void a_new_link_has_no_request_and_no_answer_whatever_its_memory_held(voi
 		push(&requests);
 		answer(i);
 	}
-	core_requests_close(&requests);
+	core_requests_close(&requests, requests.pushed);
 	requests.pushed = 0;
 	core_requests_begin(&requests, memory->gpu, (uintptr_t)memory->gpu,
 			    (uintptr_t)memory->host);
@@ -170,7 +170,7 @@ static void the_end_comes_after_the_last_request(void)
 
 	push(&requests);
 	push(&requests);
-	core_requests_close(&requests);
+	core_requests_close(&requests, requests.pushed);
 	CHECK_EQ(look(0, &found), 1);
 	CHECK_EQ(look(1, &found), 1);
 	check_made(&found, REQUEST, 1);
@@ -298,7 +298,7 @@ static void call_threads(void *(*server)(void *), uintptr_t servers, bool tells)
 			CHECK_EQ(told[answered % CAPACITY], answered * 3);
 		answered++;
 	}
-	core_requests_close(&requests);
+	core_requests_close(&requests, requests.pushed);
 	for (uintptr_t i = 0; i < servers; i++)
 		CHECK_EQ(pthread_join(threads[i], NULL), 0);
 }
@@ -397,6 +397,63 @@ static void a_server_that_was_killed_is_followed_by_one_that_misses_nothing(void
 	CHECK_EQ(waitpid(child, NULL, 0), child);
 }
 
+static void the_next_server_begins_after_what_the_one_before_answered(void)
+{
+	struct core_requests requests = new_requests();
+	unsigned long long *answers = (void *)(memory->host + CORE_LINK_ANSWERS);
+	uint64_t stamp = gdr_slot_stamp(&requests.link.answers, 4);
+
+	for (int i = 0; i < 6; i++)
+		push(&requests);
+	CHECK_EQ(core_requests_take_over(&requests), 0);
+	answer(0);
+	answer(3);
+	answers[4 * WORDS * 2] = stamp | 7; /* a part of answer 4 */
+	CHECK_EQ(core_requests_take_over(&requests), 4);
+	CHECK_EQ(gdr_load_acquire(given()->taken), 4);
+	CHECK(answers[4 * WORDS * 2] >> 32 != stamp >> 32);
+	CHECK(gdr_slot_get(&requests.link.answers, 0, NULL));
+	CHECK(gdr_slot_get(&requests.link.answers, 3, NULL));
+}
+
+static void a_server_that_told_nothing_is_followed_within_the_ring(void)
+{
+	struct core_requests requests = new_requests();
+
+	for (uint64_t i = 0; i < 3 * CAPACITY; i++) {
+		push(&requests);
+		answer(i);
+	}
+	push(&requests);
+	CHECK_EQ(core_requests_take_over(&requests), 3 * CAPACITY);
+	memory->gpu[CORE_LINK_TAKEN + 7] = 1; /* no server stores that */
+	CHECK_EQ(core_requests_take_over(&requests), 3 * CAPACITY);
+}
+
+static void a_request_counts_though_its_caller_died_before_it_told(void)
+{
+	struct core_requests requests = new_requests();
+	struct record found;
+
+	push(&requests);
+	push(&requests);
+	*requests.told = 1;
+	CHECK_EQ(core_requests_count(&requests), 2);
+	push(&requests);
+	memory->gpu[CORE_LINK_REQUESTS + 2 * (2 * NBYTES) + 4] ^= 1; /* a stamp of request 2 */
+	*requests.told = 2;
+	CHECK_EQ(core_requests_count(&requests), 2);
+	core_requests_close(&requests, 2);
+	CHECK_EQ(look(2, &found), -1);
+	core_requests_clear_next(&requests);
+	core_requests_open(&requests);
+	CHECK_EQ(look(2, &found), 0);
+	requests.pushed = 2;
+	push(&requests);
+	CHECK_EQ(look(2, &found), 1);
+	check_made(&found, REQUEST, 2);
+}
+
 CHECK_MAIN(TEST(kernels_in_other_languages_find_the_fields_at_their_offsets),
 	   TEST(a_new_link_has_no_request_and_no_answer_whatever_its_memory_held),
 	   TEST(a_request_has_come_when_its_last_word_has_whichever_that_is),
@@ -405,4 +462,7 @@ CHECK_MAIN(TEST(kernels_in_other_languages_find_the_fields_at_their_offsets),
 	   TEST(threads_that_take_turns_get_whole_requests_and_what_came_before_them),
 	   TEST(threads_that_each_take_a_piece_answer_together),
 	   TEST(a_caller_that_was_killed_leaves_whole_requests),
-	   TEST(a_server_that_was_killed_is_followed_by_one_that_misses_nothing))
+	   TEST(a_server_that_was_killed_is_followed_by_one_that_misses_nothing),
+	   TEST(the_next_server_begins_after_what_the_one_before_answered),
+	   TEST(a_server_that_told_nothing_is_followed_within_the_ring),
+	   TEST(a_request_counts_though_its_caller_died_before_it_told))

@@ -178,7 +178,7 @@ static void the_end_comes_after_the_last_record(void)
 
 	CHECK(!core_ring_ended(&consumer));
 	push_nth(&producer, 0, 1);
-	core_ring_close(&producer.ring);
+	core_ring_set_closed(&producer.ring, true);
 	CHECK(!core_ring_ended(&consumer));
 	take_nth(&consumer, 0, 1);
 	CHECK(core_ring_ended(&consumer));
@@ -189,7 +189,7 @@ static void a_consumer_that_stops_is_noticed(void)
 	struct core_ring ring = new_ring();
 
 	CHECK(!core_ring_stopped(&ring));
-	core_ring_stop(&ring);
+	core_ring_set_stopped(&ring, true);
 	CHECK(core_ring_stopped(&ring));
 }
 
@@ -216,7 +216,7 @@ static void a_counter_that_no_producer_gives_makes_no_records(void)
 		struct core_ring_consumer consumer = {.ring = new_ring(), .head = 1, .tail = 3};
 
 		*consumer.ring.tail = wrong[i];
-		core_ring_close(&consumer.ring);
+		core_ring_set_closed(&consumer.ring, true);
 		CHECK_EQ(core_ring_ready(&consumer, CAPACITY), 0);
 		CHECK(consumer.broken);
 		CHECK(!core_ring_ended(&consumer));
@@ -268,7 +268,7 @@ static void two_threads_pass_every_record_whole(void)
 			sched_yield();
 		done += pushed;
 	}
-	core_ring_close(&producer.ring);
+	core_ring_set_closed(&producer.ring, true);
 	CHECK_EQ(pthread_join(thread, NULL), 0);
 }
 

@@ -19,6 +19,9 @@
 /* Offsets in the host memory. */
 #define CORE_INBOX_END 0
 #define CORE_INBOX_HEAD 128
+/* Of a named inbox alone. */
+#define CORE_INBOX_BEGAN 64   /* the first number that this kernel's end was to take */
+#define CORE_INBOX_CLOSER 192 /* the reader that closed it last */
 #define CORE_INBOX_SLOTS 256
 
 /* So that no two records of a slot, one after the other, have the same stamp. */
@@ -30,6 +33,13 @@
 /* Make the slots empty, in memory that is mapped in this way. */
 void core_slots_clear(enum core_mapping_kind type, const struct gdr_slots *slots);
 
+/* Lay the inbox out in `memory` and `host`, this process's mappings; the slots' sizes are set. */
+void core_inbox_place(struct gdr_inbox_reader *reader, char *memory, char *host);
+
+/* The descriptor for kernels. The addresses are the GPU's. */
+struct gdr_inbox core_inbox_described(const struct gdr_inbox_reader *reader, uint64_t memory_ptr,
+				      uint64_t host_ptr);
+
 /*
  * Zero the words and slots in `memory` and `host`, this process's mappings, and write the
  * descriptor that kernels read. The two addresses are the GPU's. `reader` gets all but its slots,
@@ -37,6 +47,24 @@ void core_slots_clear(enum core_mapping_kind type, const struct gdr_slots *slots
  */
 void core_inbox_begin(struct gdr_inbox_reader *reader, enum core_mapping_kind type, char *memory,
 		      char *host, uint64_t memory_ptr, uint64_t host_ptr);
+
+/* How many numbers producers have taken: a load over the bus. */
+uint64_t core_inbox_reserved(const struct gdr_inbox_reader *reader);
+
+/*
+ * Pass numbers below `settled` whose records will never be whole: their producers are gone. Stops
+ * at a record that is whole.
+ */
+void core_inbox_pass(struct gdr_inbox_reader *reader, uint64_t settled);
+
+/* By the kernel's end, for a reader that died: tell producers that it takes no more. */
+void core_inbox_end_reading(const struct gdr_inbox_reader *reader);
+
+/*
+ * By the kernel's end, while no kernel runs: give producers the room that there is. False if the
+ * reader's counter makes no sense.
+ */
+bool core_inbox_give_room(const struct gdr_inbox_reader *reader);
 
 struct core_inbox_writer {
 	struct gdr_inbox inbox; /* its addresses are this process's */

@@ -23,10 +23,11 @@ void core_requests_place(struct core_requests *requests, enum core_mapping_kind 
 	requests->link.end = (uintptr_t)memory + CORE_LINK_END;
 	requests->link.taken = (uintptr_t)memory + CORE_LINK_TAKEN;
 	requests->link.stopped = (uintptr_t)host + CORE_LINK_STOPPED;
+	requests->told = (unsigned long long *)(host + CORE_LINK_PUSHED);
 }
 
-void core_requests_begin(const struct core_requests *requests, char *memory, uint64_t memory_ptr,
-			 uint64_t host_ptr)
+struct gdr_link core_requests_described(const struct core_requests *requests, uint64_t memory_ptr,
+					uint64_t host_ptr)
 {
 	struct gdr_link described = {
 		.magic = GDR_LINK_MAGIC,
@@ -40,9 +41,18 @@ void core_requests_begin(const struct core_requests *requests, char *memory, uin
 
 	described.requests.address = memory_ptr + CORE_LINK_REQUESTS;
 	described.answers.address = host_ptr + CORE_LINK_ANSWERS;
+	return described;
+}
+
+void core_requests_begin(const struct core_requests *requests, char *memory, uint64_t memory_ptr,
+			 uint64_t host_ptr)
+{
+	struct gdr_link described = core_requests_described(requests, memory_ptr, host_ptr);
+
 	core_slots_clear(CORE_MAPPING_CACHED, &requests->link.answers);
 	core_slots_clear(requests->type, &requests->link.requests);
 	core_copy_to(requests->type, memory, &described, sizeof(described));
+	*requests->told = 0;
 	gdr_publish(word(requests->link.stopped), 0);
 	gdr_publish(word(requests->link.end), 0);
 	gdr_publish(word(requests->link.taken), 0);
@@ -79,11 +89,67 @@ void core_requests_push(struct core_requests *requests, const char *record)
 		copy_stamped(requests, record);
 	core_store_fence();
 	requests->pushed++;
+	__atomic_store_n(requests->told, requests->pushed, __ATOMIC_RELEASE);
 }
 
-void core_requests_close(const struct core_requests *requests)
+uint64_t core_requests_count(const struct core_requests *requests)
 {
-	gdr_publish(word(requests->link.end), requests->pushed + 1);
+	uint64_t told = __atomic_load_n(requests->told, __ATOMIC_ACQUIRE);
+
+	return told + (uint64_t)gdr_slot_get(&requests->link.requests, told, NULL);
+}
+
+void core_requests_close(const struct core_requests *requests, uint64_t pushed)
+{
+	gdr_publish(word(requests->link.end), pushed + 1 ? pushed + 1 : 1);
+}
+
+void core_requests_open(const struct core_requests *requests)
+{
+	gdr_publish(word(requests->link.end), 0);
+}
+
+void core_requests_clear_next(const struct core_requests *requests)
+{
+	const struct gdr_slots *slots = &requests->link.requests;
+	uint64_t number = core_requests_count(requests);
+	char *slot = (char *)(uintptr_t)gdr_slot_address(slots, number, 0);
+	uint64_t other = gdr_slot_stamp(slots, number - slots->capacity);
+
+	for (uint64_t at = 0; at < 2 * slots->record_nbytes; at += sizeof(other))
+		core_copy_to(requests->type, slot + at, &other, sizeof(other));
+	core_store_fence();
+}
+
+/* Remove the words of an answer that its server did not finish. */
+static void remove_part(const struct gdr_slots *answers, uint64_t number)
+{
+	unsigned long long address = gdr_slot_address(answers, number, 0);
+	uint64_t stamp = gdr_slot_stamp(answers, number);
+
+	for (uint64_t at = 0; at < 2 * answers->record_nbytes; at += 8)
+		if (gdr_load(address + at) >> 32 == stamp >> 32)
+			gdr_store(address + at,
+				  gdr_slot_stamp(answers, number - answers->capacity));
+}
+
+uint64_t core_requests_take_over(const struct core_requests *requests)
+{
+	const struct gdr_slots *answers = &requests->link.answers;
+	uint64_t pushed = core_requests_count(requests);
+	uint64_t first = pushed > answers->capacity ? pushed - answers->capacity : 0;
+	uint64_t begin = gdr_load_acquire(requests->link.taken);
+
+	/* The others before were answered; and a server need not tell what it has taken. */
+	if (begin < first || begin > pushed)
+		begin = first;
+	for (uint64_t number = begin; number < pushed; number++)
+		if (gdr_slot_get(answers, number, NULL))
+			begin = number + 1;
+	for (uint64_t number = begin; number < pushed; number++)
+		remove_part(answers, number);
+	gdr_publish(word(requests->link.taken), begin);
+	return begin;
 }
 
 bool core_requests_stopped(const struct core_requests *requests)

@@ -19,17 +19,27 @@
 
 /* Offsets in the host memory. */
 #define CORE_LINK_STOPPED 0
+#define CORE_LINK_PUSHED 64
 #define CORE_LINK_ANSWERS 128
+/* Of a named link alone. */
+#define CORE_LINK_ACCEPTED 72 /* the caller that the kernel's end has taken up */
+#define CORE_LINK_BEGAN 80    /* the first request that this kernel's end was to take */
+#define CORE_LINK_CLOSER 88   /* the caller that closed it last */
 
 struct core_requests {
 	struct gdr_link link;	     /* its addresses are this process's */
 	enum core_mapping_kind type; /* of the GPU memory's mapping */
 	uint64_t pushed;
+	unsigned long long *told; /* in host memory: the same, for the next caller */
 };
 
 /* Lay the link out in `memory` and `host`, this process's mappings; the slots' sizes are set. */
 void core_requests_place(struct core_requests *requests, enum core_mapping_kind type, char *memory,
 			 char *host);
+
+/* The descriptor for kernels. The addresses are the GPU's. */
+struct gdr_link core_requests_described(const struct core_requests *requests, uint64_t memory_ptr,
+					uint64_t host_ptr);
 
 /* Zero the words and slots, and write the descriptor for kernels. The addresses are the GPU's. */
 void core_requests_begin(const struct core_requests *requests, char *memory, uint64_t memory_ptr,
@@ -38,8 +48,26 @@ void core_requests_begin(const struct core_requests *requests, char *memory, uin
 /* Push a request, whose slot must be free: the answer to the one before it was received. */
 void core_requests_push(struct core_requests *requests, const char *record);
 
-/* Tell the kernel that no more requests follow. */
-void core_requests_close(const struct core_requests *requests);
+/* How many requests were pushed whole, the last perhaps by a caller that died before it told. */
+uint64_t core_requests_count(const struct core_requests *requests);
+
+/* Tell the kernel that `pushed` requests were pushed, and no more follow. */
+void core_requests_close(const struct core_requests *requests, uint64_t pushed);
+
+/* Tell the kernel that more requests may follow. */
+void core_requests_open(const struct core_requests *requests);
+
+/*
+ * Empty the slot of the request that is next, in which a caller that died may have left a part of
+ * one. No kernel may look at it meanwhile.
+ */
+void core_requests_clear_next(const struct core_requests *requests);
+
+/*
+ * Have the next server begin after the last request that the one before has answered, or released,
+ * and return that number. Parts of later answers are removed. The server before must be gone.
+ */
+uint64_t core_requests_take_over(const struct core_requests *requests);
 
 /* Whether the kernel has told that it answers no more. */
 bool core_requests_stopped(const struct core_requests *requests);

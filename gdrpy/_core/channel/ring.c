@@ -32,10 +32,10 @@ void core_ring_place(struct core_ring *ring, enum core_mapping_kind type, char *
 	};
 }
 
-void core_ring_begin(const struct core_ring *ring, char *memory, uint64_t memory_ptr,
-		     uint64_t host_ptr)
+struct gdr_channel core_ring_described(const struct core_ring *ring, uint64_t memory_ptr,
+				       uint64_t host_ptr)
 {
-	struct gdr_channel channel = {
+	return (struct gdr_channel){
 		.magic = GDR_CHANNEL_MAGIC,
 		.version = GDR_CHANNEL_VERSION,
 		.record_nbytes = (unsigned int)ring->record_nbytes,
@@ -46,6 +46,12 @@ void core_ring_begin(const struct core_ring *ring, char *memory, uint64_t memory
 		.head = host_ptr + CORE_RING_HEAD,
 		.stopped = host_ptr + CORE_RING_STOPPED,
 	};
+}
+
+void core_ring_begin(const struct core_ring *ring, char *memory, uint64_t memory_ptr,
+		     uint64_t host_ptr)
+{
+	struct gdr_channel channel = core_ring_described(ring, memory_ptr, host_ptr);
 
 	core_copy_to(ring->type, memory, &channel, sizeof(channel));
 	publish(ring->head, 0);
@@ -123,9 +129,9 @@ bool core_ring_stopped(const struct core_ring *ring)
 	return word(ring->stopped) != 0;
 }
 
-void core_ring_close(const struct core_ring *ring)
+void core_ring_set_closed(const struct core_ring *ring, bool closed)
 {
-	publish(ring->closed, 1);
+	publish(ring->closed, closed);
 }
 
 void core_ring_consumer_begin(struct core_ring_consumer *consumer)
@@ -178,7 +184,7 @@ bool core_ring_ended(struct core_ring_consumer *consumer)
 	return closed && core_ring_ready(consumer, 1) == 0 && !consumer->broken;
 }
 
-void core_ring_stop(const struct core_ring *ring)
+void core_ring_set_stopped(const struct core_ring *ring, bool stopped)
 {
-	__atomic_store_n(ring->stopped, 1, __ATOMIC_RELEASE);
+	__atomic_store_n(ring->stopped, stopped, __ATOMIC_RELEASE);
 }

@@ -19,6 +19,9 @@
 /* Offsets in the host memory, apart because the consumer stores the head often, `stopped` once. */
 #define CORE_RING_HEAD 0
 #define CORE_RING_STOPPED 128
+/* Of a named channel alone: what its producers share, and which of them closed it last. */
+#define CORE_RING_TURNS 64
+#define CORE_RING_CLOSER 192
 #define CORE_RING_HOST_NBYTES 256
 
 #define CORE_RING_RECORD_UNIT 16
@@ -35,6 +38,10 @@ struct core_ring {
 /* Lay the ring out in `memory` and `host`, this process's mappings. */
 void core_ring_place(struct core_ring *ring, enum core_mapping_kind type, char *memory, char *host,
 		     uint64_t record_nbytes, uint64_t capacity);
+
+/* The descriptor for kernels. The two addresses are the GPU's. */
+struct gdr_channel core_ring_described(const struct core_ring *ring, uint64_t memory_ptr,
+				       uint64_t host_ptr);
 
 /* Zero the words, and write the descriptor that kernels read. The two addresses are the GPU's. */
 void core_ring_begin(const struct core_ring *ring, char *memory, uint64_t memory_ptr,
@@ -61,7 +68,8 @@ uint64_t core_ring_pushed(const struct core_ring *ring);
 uint64_t core_ring_popped(const struct core_ring *ring);
 bool core_ring_stopped(const struct core_ring *ring);
 
-void core_ring_close(const struct core_ring *ring);
+/* Tell the consumer whether more records may come. */
+void core_ring_set_closed(const struct core_ring *ring, bool closed);
 
 struct core_ring_consumer {
 	struct core_ring ring;
@@ -88,6 +96,7 @@ void core_ring_take(struct core_ring_consumer *consumer, char *records, uint64_t
 /* Whether all records were taken and no more will come. */
 bool core_ring_ended(struct core_ring_consumer *consumer);
 
-void core_ring_stop(const struct core_ring *ring);
+/* Tell the producer whether no more records will be taken. */
+void core_ring_set_stopped(const struct core_ring *ring, bool stopped);
 
 #endif

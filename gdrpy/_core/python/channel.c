@@ -18,12 +18,16 @@ static bool may_push(void *object, const char *method)
 
 	if (!core_channel_usable(self, method))
 		return false;
-	if (self->closed)
+	if (self->state == CORE_END_CLOSED)
 		reason = "the channel is closed";
+	else if (self->state)
+		reason = core_ring_refusal(self->state);
 	else if (core_ring_stopped(&self->producer.ring))
 		reason = "the consumer has stopped";
 	else if (self->producer.broken)
-		reason = "the consumer's counter was overwritten with an impossible value";
+		reason = self->memory.end == CORE_BOTH_ENDS
+				 ? "the consumer's counter was overwritten with an impossible value"
+				 : "a counter was overwritten with an impossible value";
 	else
 		return true;
 	return core_raise(core_error_closed, "%s: %s", method, reason);
@@ -40,7 +44,31 @@ static bool may_have_room(void *object)
 	struct channel *self = object;
 
 	return core_ring_moved(&self->producer) || core_ring_stopped(&self->producer.ring) ||
-	       __atomic_load_n(&self->closed, __ATOMIC_RELAXED);
+	       __atomic_load_n(&self->state, __ATOMIC_RELAXED);
+}
+
+/* The same with other producers, of whom each pushes in its turn. */
+static uint64_t push_in_turn(void *object, const char *records, uint64_t count)
+{
+	struct channel *self = object;
+
+	return core_turns_push(&self->turns, &self->producer, records, count);
+}
+
+static bool may_have_turn(void *object)
+{
+	struct channel *self = object;
+
+	return core_turns_may_push(&self->turns, &self->producer.ring) ||
+	       core_ring_stopped(&self->producer.ring) ||
+	       __atomic_load_n(&self->state, __ATOMIC_RELAXED);
+}
+
+static bool is_held_up(void *object)
+{
+	struct channel *self = object;
+
+	return self->turns.holder && core_turns_taken(&self->turns);
 }
 
 static PyObject *push(struct channel *self, const char *method, bool many, CORE_PARAMETERS)
@@ -48,8 +76,9 @@ static PyObject *push(struct channel *self, const char *method, bool many, CORE_
 	const struct core_pushing end = {.self = self,
 					 .method = method,
 					 .may_push = may_push,
-					 .push = push_records,
-					 .has_news = may_have_room,
+					 .push = self->push,
+					 .has_news = self->may_push,
+					 .is_held_up = is_held_up,
 					 .nbytes = self->producer.ring.record_nbytes,
 					 .capacity = self->producer.ring.capacity,
 					 .pushed = &self->producer.tail};
@@ -75,7 +104,11 @@ static bool may_drain(void *context)
 {
 	struct draining *wait = context;
 
-	return core_channel_usable(wait->channel, "Channel.drain");
+	if (!core_channel_usable(wait->channel, "Channel.drain"))
+		return false;
+	return wait->channel->state <= CORE_END_CLOSED ||
+	       core_raise(core_error_closed, "Channel.drain: %s",
+			  core_ring_refusal(wait->channel->state));
 }
 
 static PyObject *channel_drain(struct channel *self, CORE_PARAMETERS)
@@ -109,25 +142,44 @@ static PyObject *channel_drain(struct channel *self, CORE_PARAMETERS)
 
 static PyObject *channel_close(struct channel *self, void *Py_UNUSED(unused))
 {
-	if (!self->closed && core_ring_is_ours(&self->memory))
-		core_ring_close(&self->producer.ring);
+	if (self->state != CORE_END_CLOSED && core_ring_is_ours(&self->memory)) {
+		if (self->memory.end == CORE_BOTH_ENDS)
+			core_ring_set_closed(&self->producer.ring, true);
+		else if (self->memory.end == CORE_CPU_END)
+			core_ring_store(&self->memory, CORE_RING_CLOSER, self->memory.number);
+	}
 	if (self->memory.gpu)
-		__atomic_store_n(&self->closed, true, __ATOMIC_RELAXED);
+		__atomic_store_n(&self->state, CORE_END_CLOSED, __ATOMIC_RELAXED);
 	Py_RETURN_NONE;
+}
+
+/* Of a ring of several producers: as of now, at most the capacity. */
+static uint64_t common_room(const struct channel *self)
+{
+	const struct core_ring *ring = &self->producer.ring;
+	uint64_t held = core_turns_pushed(&self->turns) - core_ring_popped(ring);
+
+	return held < ring->capacity ? ring->capacity - held : 0;
+}
+
+static uint64_t room_of(struct channel *self)
+{
+	return self->turns.holder ? common_room(self) : core_ring_room(&self->producer);
 }
 
 static PyObject *channel_room(struct channel *self, void *Py_UNUSED(unused))
 {
 	if (!core_channel_usable(self, "Channel.room"))
 		return NULL;
-	return PyLong_FromUnsignedLongLong(core_ring_room(&self->producer));
+	return PyLong_FromUnsignedLongLong(room_of(self));
 }
 
 static PyObject *channel_pushed(struct channel *self, void *Py_UNUSED(unused))
 {
 	if (!core_channel_usable(self, "Channel.pushed"))
 		return NULL;
-	return PyLong_FromUnsignedLongLong(self->producer.tail);
+	return PyLong_FromUnsignedLongLong(self->turns.holder ? core_turns_pushed(&self->turns)
+							      : self->producer.tail);
 }
 
 static PyObject *channel_popped(struct channel *self, void *Py_UNUSED(unused))
@@ -140,7 +192,128 @@ static PyObject *channel_popped(struct channel *self, void *Py_UNUSED(unused))
 static PyObject *channel_closed(struct channel *self, void *Py_UNUSED(unused))
 {
 	return PyBool_FromLong(!self->memory.gpu ||
-			       __atomic_load_n(&self->closed, __ATOMIC_RELAXED));
+			       __atomic_load_n(&self->state, __ATOMIC_RELAXED) == CORE_END_CLOSED);
+}
+
+struct awaiting_room {
+	struct channel *channel;
+	uint64_t count;
+};
+
+static bool has_room(void *context)
+{
+	struct awaiting_room *wait = context;
+	struct channel *self = wait->channel;
+	const struct core_ring *ring = &self->producer.ring;
+	uint64_t pushed = self->turns.holder
+				  ? core_turns_pushed(&self->turns)
+				  : __atomic_load_n(&self->producer.tail, __ATOMIC_RELAXED);
+
+	/* Impossible counters are left to the push. */
+	return pushed - core_ring_popped(ring) > ring->capacity ||
+	       ring->capacity - (pushed - core_ring_popped(ring)) >= wait->count ||
+	       core_ring_stopped(ring) || __atomic_load_n(&self->state, __ATOMIC_RELAXED);
+}
+
+static bool may_await_room(void *context)
+{
+	return may_push(((struct awaiting_room *)context)->channel, "Channel.push");
+}
+
+/* _await_room(count, timeout): whether there was room in time. */
+static PyObject *channel_await_room(struct channel *self, CORE_PARAMETERS)
+{
+	static const char *const names[] = {"count", "timeout", NULL};
+	static const char method[] = "Channel.push";
+	struct awaiting_room wait = {.channel = self};
+	struct core_spin spin = {.look = has_room,
+				 .may_go_on = may_await_room,
+				 .context = &wait,
+				 .looks = CORE_LOOKS_CACHED};
+	enum core_spin_end end;
+	PyObject *arg[2];
+
+	if (!core_parse(method, CORE_ARGUMENTS, names, 1, arg) ||
+	    !core_as_word(method, arg[0], 8, &wait.count) ||
+	    !core_as_timeout(method, arg[1], &spin.timeout) || !may_push(self, method))
+		return NULL;
+	end = core_spin(&spin);
+	if (end == CORE_SPIN_ERROR || !may_push(self, method))
+		return NULL;
+	return PyBool_FromLong(end == CORE_SPIN_CAME);
+}
+
+static PyObject *channel_set_state(struct channel *self, PyObject *object)
+{
+	enum core_ring_state state;
+
+	if (!core_ring_is_end(&self->memory, CORE_CPU_END) || !core_as_state(object, &state))
+		return NULL;
+	if (self->state != CORE_END_CLOSED)
+		__atomic_store_n(&self->state, state, __ATOMIC_RELAXED);
+	Py_RETURN_NONE;
+}
+
+static PyObject *channel_holder(struct channel *self, void *Py_UNUSED(unused))
+{
+	if (!core_ring_is_end(&self->memory, CORE_CPU_END))
+		return NULL;
+	return PyLong_FromUnsignedLongLong(core_turns_holder(&self->turns));
+}
+
+static PyObject *channel_end_turn(struct channel *self, PyObject *object)
+{
+	uint64_t number;
+
+	if (!core_ring_is_end(&self->memory, CORE_CPU_END) ||
+	    !core_as_word("_end_turn", object, 8, &number))
+		return NULL;
+	core_turns_free(&self->turns, number);
+	Py_RETURN_NONE;
+}
+
+static PyObject *channel_closer(struct channel *self, void *Py_UNUSED(unused))
+{
+	if (!core_ring_is_end(&self->memory, CORE_KERNEL_END))
+		return NULL;
+	return PyLong_FromUnsignedLongLong(core_ring_load(&self->memory, CORE_RING_CLOSER));
+}
+
+static PyObject *channel_descriptor(struct channel *self, void *Py_UNUSED(unused))
+{
+	struct gdr_channel described;
+
+	if (!core_ring_is_end(&self->memory, CORE_KERNEL_END))
+		return NULL;
+	described = core_ring_described(&self->producer.ring, self->memory.gpu_ptr,
+					self->memory.host_ptr);
+	return PyBytes_FromStringAndSize((const char *)&described, sizeof(described));
+}
+
+static PyObject *channel_end(struct channel *self, void *Py_UNUSED(unused))
+{
+	if (!core_ring_is_end(&self->memory, CORE_KERNEL_END))
+		return NULL;
+	core_ring_set_closed(&self->producer.ring, true);
+	Py_RETURN_NONE;
+}
+
+static PyObject *channel_begin(struct channel *self, PyObject *object)
+{
+	const struct core_ring *ring = &self->producer.ring;
+	uint64_t number, left;
+
+	if (!core_ring_is_end(&self->memory, CORE_KERNEL_END) ||
+	    !core_as_word("_begin", object, 8, &number))
+		return NULL;
+	left = core_ring_pushed(ring) - core_ring_popped(ring);
+	if (left > ring->capacity)
+		return PyErr_Format(core_error_closed,
+				    "KernelEnd.wait: a counter of the channel was overwritten with "
+				    "an impossible value: delete the channel");
+	core_ring_set_stopped(ring, false);
+	core_ring_set_closed(ring, !number);
+	return PyBool_FromLong(left != 0);
 }
 
 CORE_METHOD_ALONE(channel_push, channel, push, "Channel.push", false)
@@ -149,6 +322,7 @@ CORE_METHOD_ALONE(channel_drain_alone, channel, channel_drain)
 CORE_ALONE(channel_close, channel)
 CORE_ALONE(channel_room, channel)
 CORE_ALONE(channel_pushed, channel)
+CORE_METHOD_ALONE(channel_await_room_alone, channel, channel_await_room)
 
 static int channel_init(struct channel *self, PyObject *args, PyObject *kwargs)
 {
@@ -156,16 +330,23 @@ static int channel_init(struct channel *self, PyObject *args, PyObject *kwargs)
 						     .host = CORE_RING_HOST_NBYTES,
 						     .gpu_record = 1,
 						     .capacity = PY_SSIZE_T_MAX};
+	struct core_ring_memory *memory = &self->memory;
 	struct core_ring *ring = &self->producer.ring;
 	struct gdr_slots records;
-	struct mapping *gpu;
 
-	if (!core_ring_hold(&self->memory, "Channel", args, kwargs, &needs, &records, NULL))
+	if (!core_ring_hold(memory, "Channel", args, kwargs, &needs, &records, NULL))
 		return -1;
-	gpu = self->memory.gpu;
-	core_ring_place(ring, gpu->type, gpu->address, self->memory.host->address,
+	core_ring_place(ring, memory->gpu->type, memory->gpu->address, memory->host->address,
 			records.record_nbytes, records.capacity);
-	core_ring_begin(ring, gpu->address, self->memory.gpu_ptr, self->memory.host_ptr);
+	self->push = memory->end == CORE_CPU_END ? push_in_turn : push_records;
+	self->may_push = memory->end == CORE_CPU_END ? may_have_turn : may_have_room;
+	if (memory->end == CORE_BOTH_ENDS)
+		core_ring_begin(ring, memory->gpu->address, memory->gpu_ptr, memory->host_ptr);
+	else if (memory->end == CORE_CPU_END)
+		core_turns_join(&self->turns, &self->producer, memory->host->address,
+				memory->number);
+	else
+		self->state = CORE_END_CLOSED; /* it has no producer */
 	return 0;
 }
 
@@ -200,6 +381,13 @@ static PyMethodDef channel_methods[] = {
 	 "Records in the ring can still be taken. Pushes that wait for room raise Closed. The\n"
 	 "memory is freed with the Channel and its readers: keep them until the kernel\n"
 	 "that reads it has ended."},
+	{"_await_room", CORE_FASTCALL(channel_await_room_alone), "Whether there is room in time."},
+	{"_set_state", (PyCFunction)channel_set_state, METH_O, "Note what is at the other end."},
+	{"_end_turn", (PyCFunction)channel_end_turn, METH_O, "End the turn of a producer."},
+	{"_descriptor", (PyCFunction)channel_descriptor, METH_NOARGS, "What kernels are given."},
+	{"_begin", (PyCFunction)channel_begin, METH_O,
+	 "Begin a kernel's run for a producer, or 0; whether records are left."},
+	{"_end", (PyCFunction)channel_end, METH_NOARGS, "Tell the kernel that no records follow."},
 	{NULL, NULL, 0, NULL},
 };
 
@@ -209,6 +397,8 @@ static PyGetSetDef channel_getset[] = {
 	{"pushed", (getter)channel_pushed_alone, NULL, "How many records were ever pushed.", NULL},
 	{"popped", (getter)channel_popped, NULL, "How many records the consumer has taken.", NULL},
 	{"closed", (getter)channel_closed, NULL, "Whether close() has been called.", NULL},
+	{"_holder", (getter)channel_holder, NULL, "The producer whose turn it is, or 0.", NULL},
+	{"_closer", (getter)channel_closer, NULL, "The producer that closed it last, or 0.", NULL},
 	{NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -3,13 +3,17 @@
 #ifndef GDRPY_CHANNEL_TYPE_H
 #define GDRPY_CHANNEL_TYPE_H
 
-#include "channel/ring.h"
+#include "channel/turns.h"
 #include "records.h"
 
 struct channel {
 	PyObject_HEAD struct core_ring_memory memory;
 	struct core_ring_producer producer;
-	bool closed;
+	struct core_turns turns; /* of a named channel's producers */
+	/* As of struct core_pushing: alone, or in turns. */
+	uint64_t (*push)(void *self, const char *records, uint64_t count);
+	bool (*may_push)(void *self);
+	unsigned char state; /* an enum core_ring_state */
 };
 
 /* Whether this process may use the channel; false with an exception set. */

@@ -88,7 +88,7 @@ static PyObject *reader_close(struct reader *self, void *Py_UNUSED(unused))
 {
 	if (self->channel && !self->closed) {
 		if (core_ring_is_ours(&self->channel->memory))
-			core_ring_stop(&self->consumer.ring);
+			core_ring_set_stopped(&self->consumer.ring, true);
 		__atomic_store_n(&self->closed, true, __ATOMIC_RELAXED);
 	}
 	Py_RETURN_NONE;

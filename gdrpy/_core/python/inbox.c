@@ -11,19 +11,28 @@ bool core_inbox_usable(struct inbox *self, const char *method)
 	return core_ring_usable(&self->memory, "Inbox", method);
 }
 
+static uint64_t ready(void *object, uint64_t most)
+{
+	struct inbox *self = object;
+	uint64_t count = gdr_inbox_ready(&self->reader, most);
+
+	if (!count && self->reader.popped < self->settled && !gdr_inbox_is_closed(&self->reader)) {
+		core_inbox_pass(&self->reader, self->settled);
+		count = gdr_inbox_ready(&self->reader, most);
+	}
+	return count;
+}
+
 static bool may_pop(void *object, const char *method)
 {
 	struct inbox *self = object;
 
 	if (!core_inbox_usable(self, method))
 		return false;
-	return !gdr_inbox_is_closed(&self->reader) ||
-	       core_raise(core_error_closed, "%s: the inbox is closed", method);
-}
-
-static uint64_t ready(void *self, uint64_t most)
-{
-	return gdr_inbox_ready(&((struct inbox *)self)->reader, most);
+	if (gdr_inbox_is_closed(&self->reader))
+		return core_raise(core_error_closed, "%s: the inbox is closed", method);
+	return !self->state || ready(self, 1) || gdr_inbox_ended(&self->reader) ||
+	       core_raise(core_error_closed, "%s: %s", method, core_ring_refusal(self->state));
 }
 
 static void take(void *self, char *records, uint64_t count)
@@ -40,7 +49,9 @@ static bool has_news(void *object)
 {
 	struct inbox *self = object;
 
-	return gdr_inbox_ready(&self->reader, 1) || gdr_inbox_ended(&self->reader);
+	return gdr_inbox_ready(&self->reader, 1) || gdr_inbox_ended(&self->reader) ||
+	       __atomic_load_n(&self->state, __ATOMIC_RELAXED) ||
+	       self->reader.popped < __atomic_load_n(&self->settled, __ATOMIC_RELAXED);
 }
 
 static struct core_popping popping(struct inbox *self, const char *method)
@@ -72,9 +83,11 @@ static PyObject *inbox_pop_many(struct inbox *self, CORE_PARAMETERS)
 
 static PyObject *inbox_close(struct inbox *self, void *Py_UNUSED(unused))
 {
-	if (core_ring_is_ours(&self->memory))
+	if (core_ring_is_ours(&self->memory)) {
+		if (self->memory.end == CORE_CPU_END && !gdr_inbox_is_closed(&self->reader))
+			core_ring_store(&self->memory, CORE_INBOX_CLOSER, self->memory.number);
 		gdr_inbox_close(&self->reader);
-	else
+	} else
 		self->reader.told |= GDR_INBOX_CLOSED; /* a forked child's alone */
 	Py_RETURN_NONE;
 }
@@ -98,10 +111,121 @@ static PyObject *inbox_c_reader(struct inbox *self, void *Py_UNUSED(unused))
 	return PyLong_FromVoidPtr(&self->reader);
 }
 
+/* _set_state(state, settled): at the CPU's end. */
+static PyObject *inbox_set_state(struct inbox *self, PyObject *args)
+{
+	unsigned long long settled;
+	enum core_ring_state state;
+	PyObject *object;
+
+	if (!core_ring_is_end(&self->memory, CORE_CPU_END) ||
+	    !PyArg_ParseTuple(args, "OK:_set_state", &object, &settled) ||
+	    !core_as_state(object, &state))
+		return NULL;
+	if (settled > self->settled && !(settled & GDR_INBOX_CLOSED))
+		__atomic_store_n(&self->settled, settled, __ATOMIC_RELAXED);
+	__atomic_store_n(&self->state, state, __ATOMIC_RELAXED);
+	Py_RETURN_NONE;
+}
+
+static PyObject *inbox_reserved(struct inbox *self, void *Py_UNUSED(unused))
+{
+	if (!core_inbox_usable(self, "Inbox._reserved"))
+		return NULL;
+	return PyLong_FromUnsignedLongLong(core_inbox_reserved(&self->reader));
+}
+
+static PyObject *inbox_began(struct inbox *self, void *Py_UNUSED(unused))
+{
+	if (!core_ring_is_end(&self->memory, CORE_CPU_END))
+		return NULL;
+	return PyLong_FromUnsignedLongLong(core_ring_load(&self->memory, CORE_INBOX_BEGAN));
+}
+
+static PyObject *inbox_closer(struct inbox *self, void *Py_UNUSED(unused))
+{
+	if (!core_ring_is_end(&self->memory, CORE_KERNEL_END))
+		return NULL;
+	return PyLong_FromUnsignedLongLong(core_ring_load(&self->memory, CORE_INBOX_CLOSER));
+}
+
+static PyObject *inbox_descriptor(struct inbox *self, void *Py_UNUSED(unused))
+{
+	struct gdr_inbox described;
+
+	if (!core_ring_is_end(&self->memory, CORE_KERNEL_END))
+		return NULL;
+	described =
+		core_inbox_described(&self->reader, self->memory.gpu_ptr, self->memory.host_ptr);
+	return PyBytes_FromStringAndSize((const char *)&described, sizeof(described));
+}
+
+static PyObject *inbox_end(struct inbox *self, void *Py_UNUSED(unused))
+{
+	if (!core_ring_is_end(&self->memory, CORE_KERNEL_END))
+		return NULL;
+	core_inbox_end_reading(&self->reader);
+	Py_RETURN_NONE;
+}
+
+static PyObject *inbox_begin(struct inbox *self, PyObject *object)
+{
+	uint64_t number;
+
+	if (!core_ring_is_end(&self->memory, CORE_KERNEL_END) ||
+	    !core_as_word("_begin", object, 8, &number))
+		return NULL;
+	__atomic_store_n(self->reader.end, 0, __ATOMIC_RELEASE);
+	if (!number)
+		core_inbox_end_reading(&self->reader);
+	else if (!core_inbox_give_room(&self->reader))
+		return PyErr_Format(core_error_closed,
+				    "KernelEnd.wait: a counter of the inbox was overwritten with "
+				    "an impossible value: delete the inbox");
+	Py_RETURN_FALSE;
+}
+
 CORE_METHOD_ALONE(inbox_pop_alone, inbox, inbox_pop)
 CORE_METHOD_ALONE(inbox_pop_many_alone, inbox, inbox_pop_many)
 CORE_ALONE(inbox_close, inbox)
 CORE_ALONE(inbox_popped, inbox)
+
+static PyObject *inbox_set_state_alone(struct inbox *self, PyObject *args)
+{
+	PyObject *result;
+
+	CORE_BEGIN_ALONE(self);
+	result = inbox_set_state(self, args);
+	CORE_END_ALONE();
+	return result;
+}
+
+/* Make the ring, or take it up from the end before; false with an exception set. */
+static bool begin(struct gdr_inbox_reader *reader, const struct core_ring_memory *memory,
+		  uint64_t *settled)
+{
+	char *gpu = memory->gpu->address, *host = memory->host->address;
+
+	if (memory->end == CORE_BOTH_ENDS) {
+		Py_BEGIN_ALLOW_THREADS; /* clearing many slots takes long; no other thread has them */
+		core_inbox_begin(reader, memory->gpu->type, gpu, host, memory->gpu_ptr,
+				 memory->host_ptr);
+		Py_END_ALLOW_THREADS;
+		return true;
+	}
+	core_inbox_place(reader, gpu, host);
+	if (memory->end == CORE_KERNEL_END) {
+		core_ring_store(memory, CORE_INBOX_BEGAN, core_inbox_reserved(reader));
+		return true;
+	}
+	*settled = core_ring_load(memory, CORE_INBOX_BEGAN);
+	if ((core_ring_load(memory, CORE_INBOX_HEAD) | *settled) & GDR_INBOX_CLOSED)
+		return core_raise(core_error_closed,
+				  "Inbox: a counter was overwritten with an impossible value: delete "
+				  "the inbox");
+	gdr_inbox_begin(reader);
+	return true;
+}
 
 static int inbox_init(struct inbox *self, PyObject *args, PyObject *kwargs)
 {
@@ -111,24 +235,23 @@ static int inbox_init(struct inbox *self, PyObject *args, PyObject *kwargs)
 						     .capacity = CORE_SLOTS_MAX};
 	struct core_ring_memory memory = {0};
 	struct gdr_inbox_reader reader = {0};
-	bool first;
+	uint64_t settled = 0;
+	bool done;
 
 	if (!core_init_once("Inbox", self->memory.gpu) ||
 	    !core_ring_hold(&memory, "Inbox", args, kwargs, &needs, &reader.slots, NULL))
 		return -1;
-	Py_BEGIN_ALLOW_THREADS; /* clearing many slots takes long; no other thread has them */
-	core_inbox_begin(&reader, memory.gpu->type, memory.gpu->address, memory.host->address,
-			 memory.gpu_ptr, memory.host_ptr);
-	Py_END_ALLOW_THREADS;
+	done = begin(&reader, &memory, &settled);
 
 	CORE_BEGIN_ALONE(self);
-	first = core_init_once("Inbox", self->memory.gpu);
-	if (first) {
+	done = done && core_init_once("Inbox", self->memory.gpu);
+	if (done) {
 		self->reader = reader;
 		self->memory = memory;
+		self->settled = settled;
 	}
 	CORE_END_ALONE();
-	if (first)
+	if (done)
 		return 0;
 	core_ring_let_go(&memory);
 	return -1;
@@ -158,12 +281,20 @@ static PyMethodDef inbox_methods[] = {
 	 "Take no more records: pushes that find no room return false. May be called again.\n\n"
 	 "The memory is freed with the Inbox and its writers: keep them until the kernels\n"
 	 "that push have ended."},
+	{"_set_state", (PyCFunction)inbox_set_state_alone, METH_VARARGS,
+	 "Note what is at the other end, and from which number on its records may yet come."},
+	{"_descriptor", (PyCFunction)inbox_descriptor, METH_NOARGS, "What kernels are given."},
+	{"_begin", (PyCFunction)inbox_begin, METH_O, "Begin a kernel's run for a reader, or 0."},
+	{"_end", (PyCFunction)inbox_end, METH_NOARGS, "Tell producers that none takes records."},
 	{NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef inbox_getset[] = {
 	{"popped", (getter)inbox_popped_alone, NULL, "How many records were taken.", NULL},
 	{"closed", (getter)inbox_closed, NULL, "Whether close() has been called.", NULL},
+	{"_reserved", (getter)inbox_reserved, NULL, "How many numbers producers took.", NULL},
+	{"_began", (getter)inbox_began, NULL, "The first number of this kernel's end.", NULL},
+	{"_closer", (getter)inbox_closer, NULL, "The reader that closed it last, or 0.", NULL},
 	{"c_reader", (getter)inbox_c_reader, NULL,
 	 "Address of the ``struct gdr_inbox_reader`` for C code of this process, which calls the\n"
 	 "functions of gdrpy/inbox.h. No other thread may take records or close the\n"

@@ -9,6 +9,10 @@
 struct inbox {
 	PyObject_HEAD struct core_ring_memory memory;
 	struct gdr_inbox_reader reader;
+	/* Of a named inbox: an enum core_ring_state, and the number below which records that are
+	 * not whole never will be. */
+	unsigned char state;
+	uint64_t settled;
 };
 
 /* Whether this process may use the inbox; false with an exception set. */

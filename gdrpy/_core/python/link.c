@@ -58,18 +58,50 @@ static bool move_answer(struct link *self, uint64_t number)
 	return true;
 }
 
-/* Whether a request may have its slot: the answer to the one before has come, or was moved. */
+static bool is_lost(struct link *self, uint64_t number)
+{
+	return number < __atomic_load_n(&self->lost_below, __ATOMIC_RELAXED);
+}
+
+/*
+ * Whether a request may have its slot: the answer to the one before has come, was moved, or never
+ * will come.
+ */
 static bool is_vacant(struct link *self, uint64_t number)
 {
+	uint64_t before = number - self->end.link.answers.capacity;
+
 	return !__atomic_load_n(claim_of(self, number), __ATOMIC_RELAXED) ||
-	       has_arrived(self, number - self->end.link.answers.capacity);
+	       has_arrived(self, before) || is_lost(self, before);
+}
+
+/* Whether the kernel's end has taken this end of a named link up. */
+static bool is_accepted(const struct link *self)
+{
+	return core_ring_load(&self->memory, CORE_LINK_ACCEPTED) == self->memory.number;
+}
+
+static bool is_open(struct link *self)
+{
+	if (self->state == CORE_END_OPEN)
+		return true;
+	if (self->state != CORE_END_WAITING || !is_accepted(self))
+		return false;
+	__atomic_store_n(&self->state, CORE_END_OPEN, __ATOMIC_RELAXED);
+	return true;
 }
 
 /* Move the answer from a vacant slot, if there is one; false with an exception set. */
 static bool vacate(struct link *self, uint64_t number)
 {
-	return !*claim_of(self, number) ||
-	       move_answer(self, number - self->end.link.answers.capacity);
+	uint64_t before = number - self->end.link.answers.capacity;
+
+	if (!*claim_of(self, number))
+		return true;
+	if (has_arrived(self, before))
+		return move_answer(self, before);
+	*claim_of(self, number) = NULL; /* it is lost */
+	return true;
 }
 
 struct waiting {
@@ -83,10 +115,12 @@ struct waiting {
 static bool can_push(void *context)
 {
 	struct link *link = ((struct waiting *)context)->link;
+	enum core_ring_state state = __atomic_load_n(&link->state, __ATOMIC_RELAXED);
 
+	if (state == CORE_END_WAITING)
+		return is_accepted(link);
 	return is_vacant(link, __atomic_load_n(&link->end.pushed, __ATOMIC_RELAXED)) ||
-	       core_requests_stopped(&link->end) ||
-	       __atomic_load_n(&link->closed, __ATOMIC_RELAXED);
+	       core_requests_stopped(&link->end) || state != CORE_END_OPEN;
 }
 
 static bool may_push(void *context)
@@ -95,10 +129,18 @@ static bool may_push(void *context)
 
 	if (!core_link_usable(wait->link, wait->method))
 		return false;
-	if (wait->link->closed)
+	if (wait->link->state == CORE_END_OPEN)
+		return !core_requests_stopped(&wait->link->end) ||
+		       core_raise(core_error_closed, "%s: the kernel has stopped", wait->method);
+	switch (wait->link->state) {
+	case CORE_END_WAITING:
+		return true;
+	case CORE_END_CLOSED:
 		return core_raise(core_error_closed, "%s: the link is closed", wait->method);
-	return !core_requests_stopped(&wait->link->end) ||
-	       core_raise(core_error_closed, "%s: the kernel has stopped", wait->method);
+	default:
+		return core_raise(core_error_closed, "%s: %s", wait->method,
+				  core_ring_refusal(wait->link->state));
+	}
 }
 
 /* Push a request when there is room, and return its number; -1 with an exception set. */
@@ -116,7 +158,7 @@ static int64_t push_request(struct link *self, const char *method, const char *r
 		if (!may_push(&wait))
 			return -1;
 		number = self->end.pushed;
-		if (is_vacant(self, number))
+		if (is_open(self) && is_vacant(self, number))
 			break;
 		spin.timeout = core_time_left(deadline);
 		switch (core_spin(&spin)) {
@@ -124,8 +166,12 @@ static int64_t push_request(struct link *self, const char *method, const char *r
 			continue;
 		case CORE_SPIN_LATE:
 			PyErr_Format(core_error_timeout,
-				     "%s: the link holds %llu requests, and the first of them was "
-				     "not taken or not answered in time",
+				     self->state == CORE_END_WAITING
+					     ? "%s: no kernel's end took this end of the link up "
+					       "in time: see KernelEnd.wait()"
+					     : "%s: the link holds %llu requests, and the first of "
+					       "them was "
+					       "not taken or not answered in time",
 				     method, (unsigned long long)self->end.link.requests.capacity);
 			return -1;
 		case CORE_SPIN_ERROR:
@@ -165,7 +211,8 @@ static bool has_answer(void *context)
 	struct waiting *wait = context;
 
 	return __atomic_load_n(wait->record, __ATOMIC_RELAXED) ||
-	       has_arrived(wait->link, wait->number) || core_requests_stopped(&wait->link->end);
+	       has_arrived(wait->link, wait->number) || core_requests_stopped(&wait->link->end) ||
+	       is_lost(wait->link, wait->number);
 }
 
 static bool may_wait(void *context)
@@ -195,7 +242,9 @@ static bool wait_for_answer(struct link *self, const char *method, uint64_t numb
 		return move_answer(self, number);
 	return core_raise(end == CORE_SPIN_LATE ? core_error_timeout : core_error_closed,
 			  "%s: request %llu was not answered%s", method, (unsigned long long)number,
-			  end == CORE_SPIN_LATE ? " in time" : ", and the kernel has stopped");
+			  end == CORE_SPIN_LATE	   ? " in time"
+			  : !is_lost(self, number) ? ", and the kernel has stopped"
+						   : ", and its kernel's process is gone");
 }
 
 static PyObject *link_call(struct link *self, CORE_PARAMETERS)
@@ -221,21 +270,130 @@ static PyObject *link_call(struct link *self, CORE_PARAMETERS)
 
 static PyObject *link_close(struct link *self, void *Py_UNUSED(unused))
 {
-	if (!self->closed && core_ring_is_ours(&self->memory))
-		core_requests_close(&self->end);
+	if (self->state != CORE_END_CLOSED && core_ring_is_ours(&self->memory)) {
+		if (self->memory.end == CORE_BOTH_ENDS)
+			core_requests_close(&self->end, self->end.pushed);
+		else if (self->memory.end == CORE_CPU_END)
+			core_ring_store(&self->memory, CORE_LINK_CLOSER, self->memory.number);
+	}
 	if (self->memory.gpu)
-		__atomic_store_n(&self->closed, true, __ATOMIC_RELAXED);
+		__atomic_store_n(&self->state, CORE_END_CLOSED, __ATOMIC_RELAXED);
 	Py_RETURN_NONE;
 }
 
 static PyObject *link_closed(struct link *self, void *Py_UNUSED(unused))
 {
 	return PyBool_FromLong(!self->memory.gpu ||
-			       __atomic_load_n(&self->closed, __ATOMIC_RELAXED));
+			       __atomic_load_n(&self->state, __ATOMIC_RELAXED) == CORE_END_CLOSED);
+}
+
+/* The first request that the kernel's end was to take: none that no caller has pushed. */
+static uint64_t began(const struct link *self)
+{
+	uint64_t number = core_ring_load(&self->memory, CORE_LINK_BEGAN);
+
+	return number < self->end.pushed ? number : self->end.pushed;
+}
+
+/*
+ * _set_state(state): at the CPU's end. With a new kernel's end, it waits until that takes it up;
+ * requests that the one before took and did not answer are lost.
+ */
+static PyObject *link_set_state(struct link *self, PyObject *object)
+{
+	uint64_t lost = UINT64_MAX; /* all that are not answered */
+	enum core_ring_state state;
+
+	if (!core_ring_is_end(&self->memory, CORE_CPU_END) || !core_as_state(object, &state))
+		return NULL;
+	if (state == CORE_END_OPEN) {
+		state = CORE_END_WAITING;
+		lost = began(self);
+	}
+	if (self->state != CORE_END_CLOSED)
+		__atomic_store_n(&self->state, state, __ATOMIC_RELAXED);
+	__atomic_store_n(&self->lost_below, lost, __ATOMIC_RELAXED);
+	Py_RETURN_NONE;
+}
+
+static PyObject *link_closer(struct link *self, void *Py_UNUSED(unused))
+{
+	if (!core_ring_is_end(&self->memory, CORE_KERNEL_END))
+		return NULL;
+	return PyLong_FromUnsignedLongLong(core_ring_load(&self->memory, CORE_LINK_CLOSER));
+}
+
+static PyObject *link_descriptor(struct link *self, void *Py_UNUSED(unused))
+{
+	struct gdr_link described;
+
+	if (!core_ring_is_end(&self->memory, CORE_KERNEL_END))
+		return NULL;
+	described =
+		core_requests_described(&self->end, self->memory.gpu_ptr, self->memory.host_ptr);
+	return PyBytes_FromStringAndSize((const char *)&described, sizeof(described));
+}
+
+static PyObject *link_end(struct link *self, void *Py_UNUSED(unused))
+{
+	if (!core_ring_is_end(&self->memory, CORE_KERNEL_END))
+		return NULL;
+	core_requests_close(&self->end, core_requests_count(&self->end));
+	Py_RETURN_NONE;
+}
+
+static PyObject *link_begin(struct link *self, PyObject *object)
+{
+	uint64_t number, pushed;
+
+	if (!core_ring_is_end(&self->memory, CORE_KERNEL_END) ||
+	    !core_as_word("_begin", object, 8, &number))
+		return NULL;
+	core_ring_store(&self->memory, CORE_LINK_STOPPED, 0);
+	pushed = core_requests_count(&self->end);
+	if (!number) {
+		core_requests_close(&self->end, pushed);
+	} else {
+		if (core_ring_load(&self->memory, CORE_LINK_ACCEPTED) != number)
+			core_requests_clear_next(&self->end);
+		core_requests_open(&self->end);
+		core_ring_store(&self->memory, CORE_LINK_ACCEPTED, number);
+	}
+	return PyBool_FromLong(gdr_load_acquire(self->end.link.taken) < pushed);
 }
 
 CORE_METHOD_ALONE(link_call_alone, link, link_call)
 CORE_ALONE(link_close, link)
+
+static PyObject *link_set_state_alone(struct link *self, PyObject *object)
+{
+	PyObject *result;
+
+	CORE_BEGIN_ALONE(self);
+	result = link_set_state(self, object);
+	CORE_END_ALONE();
+	return result;
+}
+
+/* Go on after the requests of the callers before, whose answers are to be dropped. */
+static void join(struct link *self)
+{
+	uint64_t capacity = self->end.link.answers.capacity, pushed, number;
+
+	pushed = self->end.pushed = core_requests_count(&self->end);
+	self->lost_below = began(self);
+	self->state = CORE_END_WAITING;
+	for (number = pushed > capacity ? pushed - capacity : 0; number < pushed; number++)
+		if (number >= self->lost_below && !has_arrived(self, number))
+			*claim_of(self, number) = UNCLAIMED;
+}
+
+/* Go on with the requests that the kernel's end before has left. It has no caller. */
+static void take_over(struct link *self)
+{
+	self->state = CORE_END_CLOSED;
+	core_ring_store(&self->memory, CORE_LINK_BEGAN, core_requests_take_over(&self->end));
+}
 
 static int link_init(struct link *self, PyObject *args, PyObject *kwargs)
 {
@@ -260,9 +418,11 @@ static int link_init(struct link *self, PyObject *args, PyObject *kwargs)
 		return -1;
 	}
 	core_requests_place(&end, memory.gpu->type, memory.gpu->address, memory.host->address);
-	Py_BEGIN_ALLOW_THREADS; /* clearing many slots takes long; no other thread has them */
-	core_requests_begin(&end, memory.gpu->address, memory.gpu_ptr, memory.host_ptr);
-	Py_END_ALLOW_THREADS;
+	if (memory.end == CORE_BOTH_ENDS) {
+		Py_BEGIN_ALLOW_THREADS; /* clearing many slots takes long; no other thread has them */
+		core_requests_begin(&end, memory.gpu->address, memory.gpu_ptr, memory.host_ptr);
+		Py_END_ALLOW_THREADS;
+	}
 
 	CORE_BEGIN_ALONE(self);
 	first = core_init_once("Link", self->memory.gpu);
@@ -270,6 +430,10 @@ static int link_init(struct link *self, PyObject *args, PyObject *kwargs)
 		self->end = end;
 		self->claims = claims;
 		self->memory = memory;
+		if (memory.end == CORE_CPU_END)
+			join(self);
+		else if (memory.end == CORE_KERNEL_END)
+			take_over(self);
 	}
 	CORE_END_ALONE();
 	if (first)
@@ -309,11 +473,17 @@ static PyMethodDef link_methods[] = {
 	 "Tell the kernel that no more requests follow. May be called again.\n\n"
 	 "Requests in the link can still be taken, and answered. The memory is freed with the\n"
 	 "Link, its answers and its servers: keep them until the kernel has ended."},
+	{"_set_state", (PyCFunction)link_set_state_alone, METH_O, "Note what is at the other end."},
+	{"_descriptor", (PyCFunction)link_descriptor, METH_NOARGS, "What kernels are given."},
+	{"_begin", (PyCFunction)link_begin, METH_O,
+	 "Begin a kernel's run for a caller, or 0; whether requests are left."},
+	{"_end", (PyCFunction)link_end, METH_NOARGS, "Tell the kernel that no requests follow."},
 	{NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef link_getset[] = {
 	{"closed", (getter)link_closed, NULL, "Whether close() has been called.", NULL},
+	{"_closer", (getter)link_closer, NULL, "The caller that closed it last, or 0.", NULL},
 	{NULL, NULL, NULL, NULL, NULL},
 };
 

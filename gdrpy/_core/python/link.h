@@ -9,8 +9,11 @@
 struct link {
 	PyObject_HEAD struct core_ring_memory memory;
 	struct core_requests end;
-	PyObject ***claims; /* by slot: where the last answer goes; NULL once it is there */
-	bool closed;
+	PyObject ***claims;  /* by slot: where the last answer goes; NULL once it is there */
+	unsigned char state; /* an enum core_ring_state */
+	/* Of a named link: requests before this one that are not answered never will be; all while
+	 * there is no kernel's end. */
+	uint64_t lost_below;
 };
 
 /* Whether this process may use the link; false with an exception set. */

@@ -78,7 +78,9 @@ static const char *refusal(struct server *self, uint64_t number)
 
 	if (number >= self->popped)
 		return "has not been taken";
-	if (end->pushed - number > end->link.requests.capacity ||
+	/* The caller tells of a request after it has pushed it. */
+	if ((int64_t)(__atomic_load_n(end->told, __ATOMIC_ACQUIRE) - number) >
+		    (int64_t)end->link.requests.capacity ||
 	    gdr_slot_get(&end->link.answers, number, NULL))
 		return "has been answered before";
 	return NULL;

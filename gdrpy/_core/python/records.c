@@ -24,15 +24,17 @@ bool core_ring_hold(struct core_ring_memory *memory, const char *type, PyObject 
 		    PyObject *kwargs, const struct core_ring_needs *needs,
 		    struct gdr_slots *records, struct gdr_slots *answers)
 {
-	static char *names[] = {"memory",   "host",	     "record_nbytes",
-				"capacity", "answer_nbytes", NULL};
+	static char *names[] = {"memory",	 "host", "record_nbytes", "capacity",
+				"answer_nbytes", "end",	 "number",	  NULL};
 	PyTypeObject *mapping = core_mapping_type_object;
 	struct mapping *gpu, *host;
 	Py_ssize_t nbytes, capacity, answer = 0;
+	unsigned long long number = 0;
+	int end = CORE_BOTH_ENDS;
 
 	if (!core_init_once(type, memory->gpu) ||
-	    !PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!nn|n", names, mapping, &gpu, mapping,
-					 &host, &nbytes, &capacity, &answer) ||
+	    !PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!nn|niK", names, mapping, &gpu, mapping,
+					 &host, &nbytes, &capacity, &answer, &end, &number) ||
 	    !core_mapping_writable(gpu, type) || !core_mapping_writable(host, type))
 		return false;
 	if (!is_record_size(nbytes) || !(answers ? is_record_size(answer) : answer == 0) ||
@@ -44,11 +46,19 @@ bool core_ring_hold(struct core_ring_memory *memory, const char *type, PyObject 
 				  "%s: record_nbytes, capacity%s or the mappings' size is out of "
 				  "range",
 				  type, answers ? ", answer_nbytes" : "");
-	memory->gpu_ptr = PyLong_AsUnsignedLongLong(gpu->ptr);
-	if (PyErr_Occurred())
-		return false;
-	memory->host_ptr = PyLong_AsUnsignedLongLong(host->ptr);
-	if (PyErr_Occurred() || !core_mapping_hold(gpu, type, CORE_ONE_VIEW))
+	if (end < CORE_BOTH_ENDS || end > CORE_KERNEL_END)
+		return core_raise(PyExc_ValueError, "%s: end must be 0, 1 or 2, not %d", type, end);
+	memory->end = (enum core_ring_end)end;
+	memory->number = number;
+	if (end != CORE_CPU_END) {
+		memory->gpu_ptr = PyLong_AsUnsignedLongLong(gpu->ptr);
+		if (PyErr_Occurred())
+			return false;
+		memory->host_ptr = PyLong_AsUnsignedLongLong(host->ptr);
+		if (PyErr_Occurred())
+			return false;
+	}
+	if (!core_mapping_hold(gpu, type, CORE_ONE_VIEW))
 		return false;
 	if (!core_mapping_hold(host, type, CORE_ONE_VIEW)) {
 		core_mapping_let_go(gpu, CORE_ONE_VIEW);
@@ -88,6 +98,37 @@ bool core_ring_usable(const struct core_ring_memory *memory, const char *type, c
 	return true;
 }
 
+const char *core_ring_refusal(enum core_ring_state state)
+{
+	switch (state) {
+	case CORE_END_GONE:
+		return "its process has closed the kernel's end, or has ended: another may take "
+		       "over";
+	case CORE_END_LOST:
+		return "it was deleted, or the broker lost its state: open it again";
+	default:
+		return "this end is closed";
+	}
+}
+
+bool core_as_state(PyObject *object, enum core_ring_state *state)
+{
+	long value = PyLong_AsLong(object);
+
+	if (value == -1 && PyErr_Occurred())
+		return false;
+	if (value != CORE_END_OPEN && value != CORE_END_GONE && value != CORE_END_LOST)
+		return core_raise(PyExc_ValueError, "_set_state: %ld is not a state", value);
+	*state = (enum core_ring_state)value;
+	return true;
+}
+
+bool core_ring_is_end(const struct core_ring_memory *memory, enum core_ring_end end)
+{
+	return (core_ring_is_ours(memory) && memory->end == end) ||
+	       core_raise(core_error_closed, "this is not that end of a named ring");
+}
+
 static bool push_may_go_on(void *context)
 {
 	const struct core_pushing *end = context;
@@ -113,8 +154,12 @@ static bool wait_for_room(const struct core_pushing *end, int64_t deadline)
 
 	if (came == CORE_SPIN_LATE)
 		PyErr_Format(core_error_timeout,
-			     "%s: the ring of %llu records is full, and nothing was taken in time; "
-			     "%llu records have been pushed so far",
+			     end->is_held_up && end->is_held_up(end->self)
+				     ? "%s: another producer of the ring of %llu records did not "
+				       "end its push in time, as while its process is stopped; "
+				       "%llu records have been pushed so far"
+				     : "%s: the ring of %llu records is full, and nothing was "
+				       "taken in time; %llu records have been pushed so far",
 			     end->method, (unsigned long long)end->capacity,
 			     (unsigned long long)*end->pushed);
 	return came == CORE_SPIN_CAME;

@@ -7,11 +7,56 @@
 #include "mapping.h"
 #include "spin.h"
 
+/* Which end of a ring an object is. */
+enum core_ring_end {
+	CORE_BOTH_ENDS, /* it makes the ring: both ends are this process's */
+	CORE_CPU_END,	/* of a named one, whose kernel's end is of another process */
+	CORE_KERNEL_END,
+};
+
 /* The memory of a ring, held: close() of its mappings must not unmap them. */
 struct core_ring_memory {
 	struct mapping *gpu, *host; /* NULL until they are held */
-	uint64_t gpu_ptr, host_ptr; /* their addresses for kernels */
+	uint64_t gpu_ptr, host_ptr; /* their addresses for kernels; 0 at the CPU's end */
+	enum core_ring_end end;
+	uint64_t number; /* of this end, if it is the CPU's: no other has it, or had it before */
 };
+
+/* What the CPU's end of a ring may do. The last three are of named ones alone. */
+enum core_ring_state {
+	CORE_END_OPEN,
+	CORE_END_CLOSED,  /* by close() */
+	CORE_END_GONE,	  /* there is no kernel's end, after there was one */
+	CORE_END_LOST,	  /* the ring or this end is no longer known to the broker */
+	CORE_END_WAITING, /* the kernel's end has not taken this end up yet */
+};
+
+/* Why a call of the CPU's end in such a state is refused. */
+const char *core_ring_refusal(enum core_ring_state state);
+
+/* For the argument of _set_state(): CORE_END_OPEN, CORE_END_GONE or CORE_END_LOST; false with an
+ * exception. */
+bool core_as_state(PyObject *object, enum core_ring_state *state);
+
+/* Whether an object is this end of a named ring, held by this process; else false with Closed. */
+bool core_ring_is_end(const struct core_ring_memory *memory, enum core_ring_end end);
+
+/* A word of the host memory of a named ring. */
+static inline uint64_t *core_ring_word(const struct core_ring_memory *memory, size_t offset)
+{
+	return (uint64_t *)(memory->host->address + offset);
+}
+
+static inline uint64_t core_ring_load(const struct core_ring_memory *memory, size_t offset)
+{
+	return __atomic_load_n(core_ring_word(memory, offset), __ATOMIC_ACQUIRE);
+}
+
+static inline void core_ring_store(const struct core_ring_memory *memory, size_t offset,
+				   uint64_t value)
+{
+	__atomic_store_n(core_ring_word(memory, offset), value, __ATOMIC_RELEASE);
+}
 
 /* The bytes that a ring needs besides its records, and for a byte of a record, or of an answer. */
 struct core_ring_needs {
@@ -21,7 +66,8 @@ struct core_ring_needs {
 
 /*
  * Hold the memory of a new object from the arguments (memory, host, record_nbytes, capacity), and
- * answer_nbytes if `answers` is not NULL, which are checked. False with an exception set.
+ * answer_nbytes if `answers` is not NULL, which are checked; and for one end of a named ring `end`
+ * and the CPU's `number`. False with an exception set.
  */
 bool core_ring_hold(struct core_ring_memory *memory, const char *type, PyObject *args,
 		    PyObject *kwargs, const struct core_ring_needs *needs,
@@ -43,7 +89,8 @@ struct core_pushing {
 	const char *method;
 	bool (*may_push)(void *self, const char *method); /* false with an exception set */
 	uint64_t (*push)(void *self, const char *records, uint64_t count);
-	bool (*has_news)(void *self); /* of room or of an end; runs without the GIL */
+	bool (*has_news)(void *self);	/* of room or of an end; runs without the GIL */
+	bool (*is_held_up)(void *self); /* by another producer, not by lack of room; may be NULL */
 	uint64_t nbytes, capacity;
 	const uint64_t *pushed; /* records, so far */
 };

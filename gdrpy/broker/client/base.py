@@ -16,7 +16,7 @@ from gdrpy.broker.requests import Request, call_of
 from gdrpy.broker.unix import PATH_ROOM
 from gdrpy.common.arguments import as_path
 from gdrpy.common.resource import Resource
-from gdrpy.errors import BrokerUnavailable, Timeout
+from gdrpy.errors import BrokerUnavailable, Error, Timeout
 
 Region_co = TypeVar("Region_co", covariant=True)
 
@@ -31,6 +31,8 @@ class BrokerBase(Resource, Generic[Region_co]):
     _anew = "connect() again"
     _again = "connect to the broker again"
     _elsewhere = "connect to the broker there"
+    #: What a call raises while there is no broker, or this process has no room for a connection.
+    _unreached = (Error, OSError, Lost, Silent)
 
     def __init__(self, connection: Connection, make_transport: TransportMaker) -> None:
         super().__init__()

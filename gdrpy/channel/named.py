@@ -1,0 +1,493 @@
+"""Channels, inboxes and links by name: their two ends are different processes.
+
+A named ring is two regions of a broker, NAME in GPU memory and NAME/host in host memory. Each end
+holds a region of its own, NAME/kernel or NAME/cpu, which the broker deletes when the process ends:
+by these the ends know of each other. docs/channel.md describes the protocol.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import select
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
+
+from gdrpy._core import _mapping
+from gdrpy._core._mapping import Undo
+from gdrpy.common.arguments import as_int
+from gdrpy.errors import (
+    Error,
+    InvalidRequest,
+    MissingView,
+    NotFound,
+    OutOfMemory,
+    PermissionDenied,
+    SizeMismatch,
+    Timeout,
+)
+
+if TYPE_CHECKING:
+    from gdrpy.broker.client.broker import Broker, BrokerRegion
+
+#: What _set_state() of the CPU's end is given: see enum core_ring_state.
+OPEN, GONE, LOST = 0, 2, 3
+#: Which end of a ring an object of the C core is: see enum core_ring_end.
+CPU_END, KERNEL_END = 1, 2
+
+#: The mode of the regions that stand for ends: all users may see them.
+_SEEN = 0o644
+#: Seconds between looks at the ends when the broker tells of none, and before it is tried again.
+_LOOK, _PAUSE = 1.0, 0.1
+#: What new memory is written by, in bytes.
+_CHUNK = 1 << 20
+
+
+class Layout(NamedTuple):
+    """What a ring is, and how many bytes it takes."""
+
+    kind: str
+    record_nbytes: int
+    capacity: int
+    #: Of a link.
+    answer_nbytes: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of GPU memory."""
+        if self.kind == "Channel":
+            return _mapping.CHANNEL_NBYTES + self.capacity * self.record_nbytes
+        if self.kind == "Inbox":
+            return _mapping.INBOX_NBYTES
+        return _mapping.LINK_NBYTES + self.capacity * self.record_nbytes * _mapping.SLOT_FACTOR
+
+    @property
+    def host_nbytes(self) -> int:
+        """Bytes of host memory."""
+        slots = self.capacity * _mapping.SLOT_FACTOR
+        if self.kind == "Channel":
+            return _mapping.CHANNEL_HOST_NBYTES
+        if self.kind == "Inbox":
+            return _mapping.INBOX_HOST_NBYTES + slots * self.record_nbytes
+        return _mapping.LINK_HOST_NBYTES + slots * self.answer_nbytes
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The arguments of the C core's types after the memory."""
+        sizes = self.record_nbytes, self.capacity
+        return (*sizes, self.answer_nbytes) if self.kind == "Link" else (*sizes, 0)
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What the broker keeps of it."""
+        return {"format": "ring", **self._asdict()}
+
+    @classmethod
+    def of(cls, call: str, region: BrokerRegion, host: BrokerRegion) -> Self:
+        """That of the regions of a name. Raises InvalidRequest if they are not those of a ring."""
+        told = region.metadata
+        try:
+            if told.get("format") != "ring" or told["kind"] not in ("Channel", "Inbox", "Link"):
+                raise ValueError
+            numbers = (told["record_nbytes"], told["capacity"], told["answer_nbytes"])
+            found = cls(told["kind"], *(as_int(call, "size", number) for number in numbers))
+            if (found.nbytes, found.host_nbytes) != (region.nbytes, host.nbytes):
+                raise ValueError
+        except (KeyError, TypeError, ValueError):
+            raise InvalidRequest(
+                f"{call}: region {region.name!r} holds no channel, inbox or link: take another "
+                f"name, or delete it"
+            ) from None
+        return found
+
+    def __str__(self) -> str:
+        words = f"{self.capacity} records of {self.record_nbytes} bytes"
+        if self.kind == "Link":
+            words += f", answers of {self.answer_nbytes}"
+        return f"{self.kind} of {words}"
+
+
+class Names:
+    """The names of a ring's regions."""
+
+    def __init__(self, name: str) -> None:
+        self.memory = name
+        self.prefix = f"{name}/"
+        self.host = f"{name}/host"
+        self.kernel = f"{name}/kernel"
+        self.cpu = f"{name}/cpu"
+
+    @property
+    def both(self) -> list[str]:
+        """Those of the memory."""
+        return [self.memory, self.host]
+
+    def is_cpu(self, name: str) -> bool:
+        """Whether a name is that of a CPU's end: of the only one, or of one of several."""
+        return name == self.cpu or name.startswith(f"{self.cpu}.")
+
+
+class Listed(NamedTuple):
+    """The numbers of the ends of a ring that are ready, and of all its regions."""
+
+    kernel: int | None
+    cpu: set[int]
+    numbers: set[int]
+
+
+@contextmanager
+def naming(call: str, name: str) -> Iterator[None]:
+    """Have errors of the broker's calls tell what they were made for."""
+    try:
+        yield
+    except Error as error:
+        if not str(error).startswith(call):
+            error.add_note(f"{call}: this was for the name {name!r}")
+        raise
+
+
+def as_broker(call: str, broker: Any) -> Broker:
+    """A broker of the blocking client. Raises TypeError."""
+    if not hasattr(broker, "_ask_now"):
+        raise TypeError(
+            f"{call}: broker must be a gdrpy.Broker, of gdrpy.connect(), not {broker!r:.80}"
+        )
+    found: Broker = broker
+    return found
+
+
+def as_seconds(call: str, name: str, value: Any) -> float | None:
+    """Seconds to wait, or None. Raises ValueError."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+        raise ValueError(f"{call}: {name} must be seconds >= 0 or None, not {value!r}")
+    return float(value)
+
+
+def own_connection(broker: Broker) -> Broker:
+    """Another connection to the same broker."""
+    return type(broker)(broker._separate(), broker._make_transport)
+
+
+class Named:
+    """An end of a named ring: its regions, and a thread that hears of the other ends.
+
+    ``number`` is that of the region that stands for it: the broker gives no number twice.
+    """
+
+    _closed = True  # until it is made
+    _thread: threading.Thread | None = None
+
+    def __init__(self, call: str, broker: Any, name: str, wait: Any) -> None:
+        self.call = call
+        self.names = Names(name)
+        self._pid = os.getpid()
+        self._wait = as_seconds(call, "wait", wait)
+        self._until = time.monotonic() + (self._wait or 0.0)
+        self.broker = own_connection(as_broker(call, broker))
+        self.undo = Undo()
+        self.undo.callback(self.broker.close)
+        self._closed = False
+
+    def enter(self, name: str, what: str) -> None:
+        """Take the place of an end, once it is free. Raises InvalidRequest, Timeout."""
+        call = self.call
+        while True:
+            try:
+                place = self.broker.allocate(name, 1, "cpu", mode=_SEEN, grace=0)
+                break
+            except (InvalidRequest, PermissionDenied) as error:
+                holder = self._holder(name)
+                if holder is None:
+                    raise
+                reason = f"{self.names.memory!r} has {what}, {holder}, and may have one at a time"
+                if self._wait is None:
+                    raise InvalidRequest(
+                        f"{call}: {reason}: close that one, or wait for its end by wait="
+                    ) from error
+                if time.monotonic() >= self._until:
+                    raise Timeout(f"{call}: waited {self._wait:g} s, and {reason}") from error
+            self._await_change()
+        self.undo.callback(_leave, self.broker, place)
+        self.place, self.number = place, place.id
+
+    def _holder(self, name: str) -> str | None:
+        """Who holds an end, in words; None if it is free, or none that an end holds."""
+        try:
+            told = self.broker.stat(name)
+        except NotFound:
+            return "which ended just now"
+        except PermissionDenied:
+            return "a region of another user"
+        if told.grace is None:
+            return None
+        return f"of process {told.holders[0].pid}" if told.holders else "whose process ends"
+
+    def _await_change(self) -> None:
+        """Wait until something happens to the ends, or time is over."""
+        left = max(0.0, min(self._until - time.monotonic(), _PAUSE))
+        with self.broker.watch(self.names.prefix, left) as watch, suppress(Timeout):
+            next(watch)
+
+    def watch(self, look: Callable[[], None]) -> None:
+        """Have a thread call ``look``, a bound method, whenever an end may have come or gone."""
+        self.broker._connection.reconnect = 0  # the thread tries again by itself
+        wake, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        arguments = (self.broker, self.names.prefix, wake, weakref.WeakMethod(look))
+        thread = threading.Thread(target=_hear, args=arguments, name="gdrpy-ring", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            os.close(wake)
+            os.close(self._waker)
+            raise OutOfMemory(
+                f"{self.call}: {error}, and one must hear of the other end: raise the limit "
+                f"(ulimit -u), or end other threads"
+            ) from error
+        self._thread = thread
+
+    def _end_thread(self) -> None:
+        with suppress(BrokenPipeError):  # it has noticed that this is gone
+            os.write(self._waker, b"x")  # a forked child may have the pipe open too
+        os.close(self._waker)
+
+    def tell(self) -> None:
+        """Tell the other ends that this one is ready."""
+        self.place.seal()
+
+    def listed(self) -> Listed | None:
+        """The ends that there are; None if the ring or this end is lost."""
+        names, kernel, cpu, numbers, same = self.names, None, set(), set(), False
+        for info in self.broker.list(names.prefix):
+            name, number = str(info.name), info.region
+            numbers.add(number)
+            same |= name == names.host and number == self._host_id
+            if name == names.kernel and info.sealed:
+                kernel = number
+            elif names.is_cpu(name) and info.sealed:
+                cpu.add(number)
+        if not same or self.number not in numbers or self.broker.life != self._life:
+            return None
+        return Listed(kernel, cpu, numbers)
+
+    def hold(self, memory: BrokerRegion, host: BrokerRegion) -> None:
+        """Note the memory, of this life of the broker."""
+        self.memory, self.host = memory, host
+        self._host_id, self._life = host.id, self.broker.life
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is closed, or of the parent process."""
+        return self._closed or self._pid != os.getpid()
+
+    def close(self) -> None:
+        """Give the place up, and end the thread. Threads may call it at once, and again."""
+        if self.closed:
+            return
+        self._closed = True
+        if self._thread is not None:
+            self._end_thread()
+            self._thread.join()
+        self.undo.close()
+
+    def __del__(self) -> None:
+        if not self.closed and self._thread is not None:
+            self._closed = True
+            self._end_thread()
+
+
+def _leave(broker: Broker, place: BrokerRegion) -> None:
+    """Have the name of a place free on return; without a broker, once there is one."""
+    with suppress(*broker._unreached):
+        place.delete()
+    place.close()
+
+
+def _hear(
+    broker: Broker, prefix: str, wake: int, method: weakref.WeakMethod[Callable[[], None]]
+) -> None:
+    """Call a method after each event about names with a prefix, and every second; until it is told
+    to end, or the method's object is gone.
+    """
+    try:
+        while True:
+            try:
+                with own_connection(broker) as own, own.watch(prefix, 0.0) as watch:
+                    while True:
+                        look = method()
+                        if look is None:
+                            return
+                        look()
+                        del look
+                        if _is_woken(wake, watch.fileno(), _LOOK):
+                            return
+                        with suppress(Timeout):
+                            while True:
+                                next(watch)
+            except broker._unreached:
+                if _is_woken(wake, None, _PAUSE):
+                    return
+    finally:
+        os.close(wake)
+
+
+def _is_woken(wake: int, events: int | None, seconds: float) -> bool:
+    """Wait for events; whether the thread is to end."""
+    poll = select.poll()
+    poll.register(wake, select.POLLIN)
+    if events is not None and events >= 0:
+        poll.register(events, select.POLLIN)
+    return any(fd == wake for fd, _ in poll.poll(seconds * 1000))
+
+
+class CpuEnd(Named):
+    """The CPU's end of a named ring, whose memory it makes if the name is free."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        broker: Any,
+        name: Any,
+        device: Any,
+        mode: int,
+        wait: Any,
+    ) -> None:
+        call = layout.kind
+        if not isinstance(name, str) or broker is None:
+            raise TypeError(
+                f"{call}: a ring between processes needs broker=, of gdrpy.connect(), and name=, "
+                f"a str, not {name!r:.80}"
+            )
+        super().__init__(call, broker, name, wait)
+        self.layout = layout
+        #: The number of the kernel's end that is there; None before the first, or after its end.
+        self._kernel: int | None = None
+        self._had_kernel = False
+        try:
+            with naming(call, name):
+                if call == "Channel":
+                    self.enter(f"{self.names.cpu}.{secrets.token_hex(8)}", "a producer")
+                else:
+                    self.enter(self.names.cpu, "a CPU's end")
+                self.hold(*self._regions(device, mode))
+        except BaseException:
+            self._closed = True
+            self.undo.close()
+            raise
+
+    def _regions(self, device: Any, mode: int) -> tuple[BrokerRegion, BrokerRegion]:
+        """The memory, made if it is missing, all of it zeros."""
+        while True:
+            try:
+                return self._found()
+            except NotFound:
+                made = self._made(device, mode)
+                if made is not None:
+                    return made
+
+    def _found(self) -> tuple[BrokerRegion, BrokerRegion]:
+        memory, host = self.broker.get_many(self.names.both, gpu=False)
+        found = Layout.of(self.call, memory, host)
+        if found != self.layout:
+            raise SizeMismatch(
+                f"{self.call}: {self.names.memory!r} exists as a {found}, and a {self.layout} was "
+                f"asked for: ask for what exists, or take another name"
+            )
+        for region in (memory, host):
+            if region.readonly:
+                raise PermissionDenied(
+                    13,
+                    f"{self.call}: this user may only read region {region.name!r}: have its owner "
+                    f"give write permission by broker.chmod()",
+                )
+        return memory, host
+
+    def _made(self, device: Any, mode: int) -> tuple[BrokerRegion, BrokerRegion] | None:
+        """Make the memory; None if another process did meanwhile."""
+        layout, names = self.layout, self.names
+        with Undo() as undo:
+            options: dict[str, Any] = {"mode": mode, "metadata": layout.metadata, "gpu": False}
+            memory = undo.keep(self.broker.create(names.memory, layout.nbytes, device, **options))
+            host = undo.keep(self.broker.create(names.host, layout.host_nbytes, "cpu", **options))
+            zeros = bytes(min(_CHUNK, layout.nbytes))
+            for offset in range(0, layout.nbytes, _CHUNK):
+                memory.cpu.write(zeros[: layout.nbytes - offset], offset)
+            versions = self.broker.publish_many([memory, host], missing=True)
+            if all(versions):
+                undo.forget()
+                return memory, host
+        if any(versions):
+            there = names.both[versions.index(0)]
+            self.broker.delete(names.both[1 - versions.index(0)])
+            raise InvalidRequest(
+                f"{self.call}: region {there!r} exists without the other memory of a ring: delete "
+                f"it, or take another name"
+            )
+        return None
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """Those of the C core's type."""
+        return (self.memory.cpu, self.host.cpu, *self.layout.sizes, CPU_END, self.number)
+
+    def refuse(self, what: str) -> NoReturn:
+        """Refuse what only the kernel's end has."""
+        raise MissingView(
+            f"{self.call}.{what}: this is the CPU's end of {self.names.memory!r}: the other end, a "
+            f"gdrpy.channel.KernelEnd, has it"
+        )
+
+    def begin(self, ring: Any) -> None:
+        """Look after ``ring``, which has been made by the arguments, until it is gone."""
+        self._ring = weakref.ref(ring)
+        self.tell()
+        self._look()
+        self.watch(self._look)
+
+    def _look(self) -> None:
+        """Tell the ring of what is at the other end."""
+        ring = self._ring()
+        if ring is None or self._closed:
+            return
+        # Before the list: what was taken by a kernel's end that is in no later list is settled, and
+        # a producer that has a turn is in every later list unless it is gone.
+        reserved = ring._reserved if self.call == "Inbox" else 0
+        holder = ring._holder if self.call == "Channel" else 0
+        found = self.listed()
+        if found is None:
+            self._set(ring, LOST, 0)
+            return
+        if holder and holder not in found.numbers:
+            ring._end_turn(holder)
+        kernel = found.kernel
+        if kernel is None:
+            self._set(ring, GONE if self._had_kernel else OPEN, reserved)
+        elif kernel != self._kernel:
+            self._set(ring, OPEN, ring._began if self.call == "Inbox" else 0)
+        self._kernel = kernel
+        self._had_kernel |= kernel is not None
+
+    def _set(self, ring: Any, state: int, settled: int) -> None:
+        if self.call == "Inbox":
+            ring._set_state(state, settled)
+        else:
+            ring._set_state(state)
+
+    def __repr__(self) -> str:
+        return f"{self.names.memory!r} of the broker at {self.broker.socket}"
+
+
+def delete(broker: Broker, name: str) -> None:
+    """Delete a named channel, inbox or link: the name is free, and its ends raise Closed.
+
+    The memory is freed when both ends are closed. Raises NotFound, PermissionDenied,
+    BrokerUnavailable.
+    """
+    names = Names(name)
+    for each in (names.host, names.memory):
+        as_broker("delete", broker).delete(each)

@@ -1,0 +1,520 @@
+"""Channels, inboxes and links by name: what each end may do, and sees of the other."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from contextlib import suppress
+from functools import partial
+
+import pytest
+from ringchildren import kill, until_closed
+
+import gdrpy
+from gdrpy.channel import KernelEnd
+
+SOON = 20.0
+GONE = "its process has closed the kernel's end, or has ended"
+
+
+def word(value: int) -> bytes:
+    """A record of 16 bytes."""
+    return value.to_bytes(16, "little")
+
+
+@pytest.fixture
+def channel(broker):
+    with gdrpy.Channel(16, 8, broker=broker, name="ring") as made:
+        yield made
+
+
+@pytest.fixture
+def inbox(broker):
+    with gdrpy.Inbox(16, 8, broker=broker, name="ring") as made:
+        yield made
+
+
+@pytest.fixture
+def link(broker):
+    with gdrpy.Link(16, capacity=4, broker=broker, name="ring") as made:
+        yield made
+
+
+def until_pushed(channel, record) -> None:
+    """Push once the end before is replaced, as it is soon."""
+    for _ in range(10_000):
+        try:
+            channel.push(record, SOON)
+        except gdrpy.Closed:
+            threading.Event().wait(0.001)
+        else:
+            return
+    raise AssertionError("it stayed closed")
+
+
+class TestName:
+    def test_is_of_two_regions_with_the_rights_that_were_asked_for(self, broker):
+        with gdrpy.Channel(16, 8, broker=broker, name="ring", mode=0o660) as channel:
+            assert channel.name == "ring"
+            found = {str(info.name): info.mode for info in broker.list("ring")}
+            (end,) = set(found) - {"ring", "ring/host"}
+            assert (found["ring"], found["ring/host"], found[end]) == (0o660, 0o660, 0o644)
+            assert re.fullmatch(r"ring/cpu\.[0-9a-f]{16}", end)
+        assert [info.name for info in broker.list()] == ["ring", "ring/host"]
+
+    def test_is_joined_with_equal_sizes_alone(self, broker, channel):
+        with gdrpy.Channel(16, 8, broker=broker, name="ring") as other:
+            other.push(word(1))
+            assert (channel.pushed, channel.room) == (1, 7)
+        message = (
+            "Channel: 'ring' exists as a Channel of 8 records of 16 bytes, and a Channel of 16 "
+            "records of 16 bytes was asked for: ask for what exists, or take another name"
+        )
+        with pytest.raises(gdrpy.SizeMismatch, match=message):
+            gdrpy.Channel(16, 16, broker=broker, name="ring")
+        with pytest.raises(gdrpy.SizeMismatch, match="and a Inbox|and an Inbox"):
+            gdrpy.Inbox(16, 8, broker=broker, name="ring")
+
+    def test_of_another_region_is_refused(self, broker):
+        broker.allocate("data", 4096).close()
+        broker.allocate("data/host", 4096, device="cpu").close()
+        message = "region 'data' holds no channel, inbox or link: take another name, or delete it"
+        with pytest.raises(gdrpy.InvalidRequest, match=f"Channel: {message}"):
+            gdrpy.Channel(16, 8, broker=broker, name="data")
+        with pytest.raises(gdrpy.InvalidRequest, match=f"KernelEnd: {message}"):
+            KernelEnd(broker, "data")
+
+    def test_with_only_one_of_the_regions_is_refused(self, broker):
+        broker.allocate("ring/host", 4096, device="cpu").close()
+        message = "region 'ring/host' exists without the other memory of a ring: delete it"
+        with pytest.raises(gdrpy.InvalidRequest, match=f"Channel: {message}"):
+            gdrpy.Channel(16, 8, broker=broker, name="ring")
+        assert [info.name for info in broker.list()] == ["ring/host"]
+
+    @pytest.mark.parametrize("given", [{"name": "ring"}, {"broker": "broker", "name": "ring"}])
+    def test_needs_a_broker(self, memory, given):
+        with pytest.raises(TypeError, match="Channel: .*broker"):
+            gdrpy.Channel(16, 8, **given)
+
+    def test_is_needed_with_a_broker(self, broker):
+        with pytest.raises(TypeError, match="needs broker=, of gdrpy.connect.., and name="):
+            gdrpy.Channel(16, 8, broker=broker)
+
+    def test_is_free_after_it_was_deleted_and_its_ends_are_closed(self, broker, channel):
+        with KernelEnd(broker, "ring") as end:
+            gdrpy.channel.delete(broker, "ring")
+            message = "it was deleted, or the broker lost its state: open it again"
+            assert message in until_closed(lambda: channel.push(word(1), 0.01))
+            assert "'ring' was deleted, or the broker lost" in until_closed(lambda: end.wait(SOON))
+        channel.close()
+        with gdrpy.Channel(32, 8, broker=broker, name="ring") as other:
+            assert other.record_nbytes == 32
+
+
+class TestEnd:
+    def test_of_the_cpu_has_no_address_for_kernels(self, channel):
+        for use in (lambda: channel.ptr, lambda: channel.device, channel.reader):
+            with pytest.raises(gdrpy.MissingView, match="this is the CPU's end of 'ring'"):
+                use()
+
+    def test_of_the_kernel_is_one_at_a_time(self, broker, channel):
+        with KernelEnd(broker, "ring") as end:
+            assert (end.kind, end.record_nbytes, end.capacity, end.device) == ("Channel", 16, 8, 0)
+            message = f"'ring' has a kernel's end, of process {os.getpid()}, and may have one at a"
+            with pytest.raises(gdrpy.InvalidRequest, match=message):
+                KernelEnd(broker, "ring")
+            with pytest.raises(gdrpy.Timeout, match="KernelEnd: waited 0.01 s, and 'ring' has"):
+                KernelEnd(broker, "ring", wait=0.01)
+        with pytest.raises(gdrpy.Closed, match="KernelEnd.ptr: this end is closed: open another"):
+            _ = end.ptr
+        with KernelEnd(broker, "ring", wait=SOON) as end:
+            assert end.wait(SOON)
+
+    @pytest.mark.parametrize("make", [gdrpy.Inbox, gdrpy.Link])
+    def test_of_the_cpu_is_one_at_a_time(self, broker, make):
+        with make(16, broker=broker, name="ring"):
+            message = f"'ring' has a CPU's end, of process {os.getpid()}, and may have one"
+            with pytest.raises(gdrpy.InvalidRequest, match=message):
+                make(16, broker=broker, name="ring")
+        make(16, broker=broker, name="ring", wait=SOON).close()
+
+    def test_of_the_kernel_waits_for_the_name(self, broker):
+        with pytest.raises(gdrpy.NotFound, match="'ring'"):
+            KernelEnd(broker, "ring")
+        with pytest.raises(gdrpy.Timeout):
+            KernelEnd(broker, "ring", wait=0.01)
+        made = []
+        other = gdrpy.connect(broker.socket)
+        thread = threading.Thread(target=lambda: made.append(KernelEnd(other, "ring", wait=SOON)))
+        thread.start()
+        with gdrpy.Channel(16, 8, broker=broker, name="ring"):
+            thread.join()
+            made[0].close()
+        other.close()
+
+    def test_lends_only_the_stand_in_of_its_kind(self, broker, channel):
+        with KernelEnd(broker, "ring") as end:
+            with pytest.raises(gdrpy.InvalidRequest, match=r"'ring' is of a Channel: call reader"):
+                end.writer()
+            reader = end.reader()
+            with pytest.raises(ValueError, match="this kernelend has a reader"):
+                end.reader()
+            reader.close()
+
+    def test_in_a_forked_child_is_the_parents(self, broker, channel):
+        with KernelEnd(broker, "ring") as end:
+            pid = os.fork()
+            if pid == 0:
+                found = 0
+                for use in (lambda: channel.push(word(1)), lambda: end.wait(0), lambda: end.ptr):
+                    try:
+                        use()
+                    except gdrpy.Forked:
+                        found += 1
+                channel.close()
+                end.close()
+                os._exit(found)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+            channel.push(word(2))
+            assert end.reader().pop(SOON) == word(2)
+
+    def test_that_is_dropped_gives_its_place_up(self, broker, channel):
+        end = KernelEnd(broker, "ring")
+        del end
+        KernelEnd(broker, "ring", wait=SOON).close()
+
+
+class TestChannel:
+    def test_ends_for_the_kernel_with_its_last_producer(self, broker, channel):
+        with KernelEnd(broker, "ring") as end:
+            reader = end.reader()
+            with gdrpy.Channel(16, 8, broker=broker, name="ring") as other:
+                other.push(word(1))
+            channel.push(word(2))
+            assert reader.pop(SOON) + reader.pop(SOON) == word(1) + word(2)
+            channel.close()
+            assert reader.pop(SOON) is None
+            assert end.wait(SOON) is False
+
+    def test_goes_on_with_the_next_producer(self, broker, channel):
+        with KernelEnd(broker, "ring") as end:
+            channel.push(word(1))
+            channel.close()
+            with gdrpy.Channel(16, 8, broker=broker, name="ring") as other:
+                other.push(word(2))
+                found = []
+                while len(found) < 2 and end.wait(SOON):
+                    reader = end.reader()  # which perhaps sees the end of the first
+                    while len(found) < 2 and (record := reader.pop(SOON)) is not None:
+                        found.append(record)
+                    del reader
+            assert found == [word(1), word(2)]
+
+    def test_is_closed_while_it_has_no_kernels_end(self, broker, channel):
+        with KernelEnd(broker, "ring") as end:
+            channel.push(word(1))
+            channel.push(word(2))
+            assert end.reader().pop(SOON) == word(1)
+        assert GONE in until_closed(lambda: channel.push(word(2), 0))
+        with pytest.raises(gdrpy.Closed, match=f"Channel.drain: {GONE}"):
+            channel.drain(SOON)
+        assert not channel.closed
+        held = channel.pushed - channel.popped
+        with KernelEnd(broker, "ring") as end:
+            reader = end.reader()
+            assert reader.pop_many(held, SOON) == word(2) * held
+            until_pushed(channel, word(3))
+            assert reader.pop(SOON) == word(3)
+
+    def test_holds_what_was_pushed_before_there_was_a_kernel(self, broker, channel):
+        for number in range(8):
+            channel.push(word(number))
+        channel.close()
+        with KernelEnd(broker, "ring") as end:
+            assert end.wait(SOON)
+            assert end.reader().pop_many() == b"".join(map(word, range(8)))
+            assert end.wait(SOON) is False
+
+    def test_is_pushed_into_again_after_a_kernel_stopped(self, broker, channel):
+        with KernelEnd(broker, "ring") as end:
+            end.reader().close()
+            with pytest.raises(gdrpy.Closed, match="the consumer has stopped"):
+                channel.push(word(1))
+            assert end.wait(SOON)
+            channel.push(word(1), SOON)
+            assert end.reader().pop(SOON) == word(1)
+
+    def test_waits_for_a_producer(self, broker, channel, nursery, notes, tmp_path):
+        ring = {"socket": broker.socket, "name": "other", "notes": str(tmp_path / "notes")}
+        pid = nursery.start("produce", **ring, number=1, capacity=8, many=1)
+        with KernelEnd(broker, "other", wait=SOON) as end:
+            assert end.wait(SOON)
+            reader = end.reader()
+            assert reader.pop(SOON)
+            kill(pid)
+            while reader.pop(SOON) is not None:
+                pass
+            with pytest.raises(gdrpy.Timeout, match="'other' has no CPU's end, and none came"):
+                end.wait(0.01)
+
+
+class TestTurn:
+    """The word of the host memory that says whose turn it is."""
+
+    @pytest.fixture
+    def host(self, broker, channel):
+        with broker.get("ring/host", gpu=False) as region:
+            yield region.cpu
+
+    def test_of_a_producer_that_is_gone_is_ended(self, channel, host):
+        host.store(64, 1 << 40, 8)
+        channel.push(word(1), SOON)
+        assert host.load(64, 8) == 0
+
+    def test_of_another_producer_is_waited_for(self, broker, channel, host):
+        with gdrpy.Channel(16, 8, broker=broker, name="ring") as other:
+            host.store(64, other._named.number, 8)
+            message = (
+                r"Channel.push: another producer of the ring of 8 records did not end its push"
+            )
+            with pytest.raises(gdrpy.Timeout, match=message):
+                channel.push(word(1), 0.05)
+            host.store(64, 0, 8)
+            channel.push(word(1), 0)
+
+    def test_that_was_left_begins_at_the_tail_of_gpu_memory(self, broker, channel, host):
+        channel.push(word(1))
+        host.store(72, 0, 8)  # as if it had died before it told
+        host.store(64, (1 << 64) - 1, 8)
+        channel.push(word(2), 0)
+        assert (channel.pushed, host.load(72, 8)) == (2, 2)
+        with KernelEnd(broker, "ring") as end:
+            assert end.reader().pop_many(None, SOON) == word(1) + word(2)
+
+
+class TestHostileMemory:
+    """A peer with rights may store anything."""
+
+    @pytest.fixture
+    def both(self, broker):
+        """Opens the memory of the ring."""
+        opened = []
+
+        def views():
+            opened.extend(broker.get_many(["ring", "ring/host"], gpu=False))
+            return [region.cpu for region in opened]
+
+        yield views
+        for region in opened:
+            region.close()
+
+    @pytest.mark.parametrize("value", [9, 1 << 63, (1 << 64) - 1])
+    @pytest.mark.parametrize("offset", [0, 72], ids=["head", "pushed"])
+    def test_of_a_channel_closes_it(self, channel, both, offset, value):
+        _, host = both()
+        host.store(offset, value, 8)
+        with pytest.raises(gdrpy.Closed, match="a counter was overwritten with an impossible"):
+            channel.push_many(word(1) * 9, SOON)
+
+    def test_with_ones_own_turn_closes_the_channel(self, channel, both):
+        _, host = both()
+        host.store(64, channel._named.number, 8)
+        with pytest.raises(gdrpy.Closed, match="a counter was overwritten with an impossible"):
+            channel.push(word(1), SOON)
+
+    def test_of_a_channel_is_told_to_the_kernels_process(self, broker, channel, both):
+        gpu, _ = both()
+        gpu.store(128, 1 << 40, 8)
+        with pytest.raises(gdrpy.Closed, match="KernelEnd.wait: a counter of the channel was over"):
+            KernelEnd(broker, "ring")
+
+    @pytest.mark.parametrize("value", [9, 1 << 40, 1 << 63])
+    def test_of_an_inbox_ends_no_call_but_by_its_errors(self, broker, inbox, both, value):
+        gpu, host = both()
+        gpu.store(128, value, 8)  # the numbers that were taken
+        with KernelEnd(broker, "ring"):
+            pass
+        assert GONE in until_closed(lambda: inbox.pop(0.01))
+        host.store(128, value | 1 << 63, 8)
+        with pytest.raises(gdrpy.Closed, match="a counter of the inbox was overwritten"):
+            KernelEnd(broker, "ring")
+
+    @pytest.mark.parametrize("value", [9, 1 << 40, (1 << 64) - 1])
+    @pytest.mark.parametrize("offset", [64, 80], ids=["pushed", "began"])
+    def test_of_a_link_ends_no_call_but_by_its_errors(self, broker, link, both, offset, value):
+        _, host = both()
+        host.store(offset, value, 8)
+        with KernelEnd(broker, "ring") as end:
+            server = end.server()
+            link.submit(word(1), SOON)
+            link.close()
+            for _ in range(3):
+                with suppress(gdrpy.Timeout):
+                    server.pop(0.01)
+
+    def test_of_sizes_is_not_believed(self, broker, channel):
+        with broker.get("ring", gpu=False) as region:
+            region.set_metadata({**region.metadata, "capacity": 1 << 30})
+        for make in (
+            lambda: gdrpy.Channel(16, 1 << 30, broker=broker, name="ring"),
+            lambda: KernelEnd(broker, "ring"),
+        ):
+            with pytest.raises(gdrpy.InvalidRequest, match="holds no channel, inbox or link"):
+                make()
+
+
+class TestInbox:
+    def test_takes_what_kernels_push(self, broker, inbox):
+        with KernelEnd(broker, "ring") as end:
+            writer = end.writer()
+            for number in range(20):
+                writer.push(word(number), SOON)
+                assert inbox.pop(SOON) == word(number)
+            writer.close()
+            assert inbox.pop(SOON) is None
+
+    def test_passes_records_that_a_dead_kernel_did_not_finish(self, broker, inbox):
+        with KernelEnd(broker, "ring") as end:
+            writer = end.writer()
+            writer.push_many(word(0) + word(1) + word(2))
+            with broker.get("ring/host", gpu=False) as host:
+                host.cpu.store(256 + 32, 7 << 32, 8)  # one word of record 1 is missing
+            assert inbox.pop(SOON) == word(0)
+            with pytest.raises(gdrpy.Timeout):
+                inbox.pop(0)
+            del writer
+        assert inbox.pop(SOON) == word(2)
+        with pytest.raises(gdrpy.Closed, match=GONE):
+            inbox.pop(SOON)
+        with KernelEnd(broker, "ring") as end:
+            assert end.wait(SOON)
+            end.writer().push_many(b"".join(map(word, range(8))), SOON)
+            found = []
+            while len(found) < 8:
+                try:
+                    found.append(inbox.pop(SOON))
+                except gdrpy.Closed:
+                    threading.Event().wait(0.001)
+            assert found == [word(number) for number in range(8)]
+
+    def test_refuses_pushes_once_its_reader_is_gone(self, broker, inbox):
+        with KernelEnd(broker, "ring") as end:
+            writer = end.writer()
+            writer.push(word(1))
+            inbox.close()
+            assert "the inbox is closed" in until_closed(partial(writer.push, word(2), SOON))
+            del writer
+            with gdrpy.Inbox(16, 8, broker=broker, name="ring") as other:
+                assert end.wait(SOON)
+                assert other.pop(SOON) == word(1)
+
+
+class TestLink:
+    def test_is_answered(self, broker, link):
+        with pytest.raises(gdrpy.Timeout, match="no kernel's end took this end of the link up"):
+            link.call(word(1), 0.01)
+        with KernelEnd(broker, "ring") as end:
+            kernel = threading.Thread(target=end.server().serve, args=(lambda one: one[::-1],))
+            kernel.start()
+            for number in range(20):
+                assert link.call(word(number), SOON) == word(number)[::-1]
+            link.close()
+            kernel.join()
+            assert end.wait(SOON) is False
+
+    def test_raises_closed_from_calls_that_wait_for_a_kernel_that_died(self, broker, link):
+        with KernelEnd(broker, "ring") as end:
+            server = end.server()
+            answers = [link.submit(word(number), SOON) for number in range(4)]
+            for _ in range(3):
+                server.pop(SOON)
+            server.answer(0, word(10))
+            server.answer(2, word(12))
+            del server
+        with pytest.raises(gdrpy.Closed, match="request 1 was not answered, and its kernel's pro"):
+            answers[1].result(SOON)
+        assert [answers[number].result(SOON) for number in (0, 2)] == [word(10), word(12)]
+        with KernelEnd(broker, "ring") as end:
+            server = end.server()
+            assert server.pop(SOON) == word(3)  # which none has taken
+            server.answer(3, word(13))
+            for _ in range(10_000):
+                try:
+                    assert answers[3].result(SOON) == word(13)
+                    break
+                except gdrpy.Closed:  # of the end before
+                    continue
+            with pytest.raises(gdrpy.Closed, match="request 1 was not answered"):
+                answers[1].result(SOON)
+
+    def test_goes_on_with_the_next_caller_after_wait(self, broker, link):
+        with KernelEnd(broker, "ring") as end:
+            server = end.server()
+            link.submit(word(1), SOON)
+            assert server.pop(SOON) == word(1)
+            server.answer(0, word(2))
+            link.close()
+            with gdrpy.Link(16, capacity=4, broker=broker, name="ring") as other:
+                with pytest.raises(gdrpy.Timeout, match="no kernel's end took this end"):
+                    other.submit(word(2), 0.01)
+                assert server.pop(SOON) is None
+                del server
+                assert end.wait(SOON)
+                answer = other.submit(word(2), SOON)
+                server = end.server()
+                assert (answer.number, server.pop(SOON)) == (1, word(2))
+                server.answer(1, word(4))
+                assert answer.result(SOON) == word(4)
+                del server
+
+
+class TestBroadcast:
+    def test_gives_each_kernel_every_record(self, memory):
+        channels = [gdrpy.Channel(16, 4), gdrpy.Channel(16, 8)]
+        readers = [channel.reader() for channel in channels]
+        found = [[], []]
+
+        def take(number):
+            found[number].extend(readers[number])
+
+        threads = [threading.Thread(target=take, args=(number,)) for number in range(2)]
+        for thread in threads:
+            thread.start()
+        with gdrpy.channel.Broadcast(channels) as broadcast:
+            broadcast.push(word(0), SOON)
+            broadcast.push_many(b"".join(map(word, range(1, 100))), SOON)
+        for thread in threads:
+            thread.join()
+        assert broadcast.closed
+        assert found == [[word(number) for number in range(100)]] * 2
+
+    def test_stores_to_none_until_all_have_room(self, memory):
+        channels = [gdrpy.Channel(16, 4), gdrpy.Channel(16, 1)]
+        broadcast = gdrpy.channel.Broadcast(channels)
+        broadcast.push(word(0))
+        message = r"Broadcast.push: channel 1 of 2 \(<Channel .*>\) has no room for 1 records"
+        with pytest.raises(gdrpy.Timeout, match=message):
+            broadcast.push(word(1), 0.01)
+        assert [channel.pushed for channel in channels] == [1, 1]
+
+    def test_says_which_channel_is_closed(self, memory):
+        channels = [gdrpy.Channel(16, 4), gdrpy.Channel(16, 4)]
+        broadcast = gdrpy.channel.Broadcast(channels)
+        channels[1].reader().close()
+        message = r"Broadcast.push_many: channel 1 of 2 \(<Channel .*>\): the consumer has stopped"
+        with pytest.raises(gdrpy.Closed, match=message):
+            broadcast.push_many(word(1) + word(2))
+        assert [channel.pushed for channel in channels] == [0, 0]
+
+    def test_of_other_things_is_refused(self, memory):
+        with pytest.raises(TypeError, match="Broadcast: channels must be Channels, not 5"):
+            gdrpy.channel.Broadcast([5])
+        with pytest.raises(ValueError, match="one or more, of equal record_nbytes"):
+            gdrpy.channel.Broadcast([])
+        with pytest.raises(ValueError, match=r"of equal record_nbytes, not \[16, 32\]"):
+            gdrpy.channel.Broadcast([gdrpy.Channel(16), gdrpy.Channel(32)])
+        with pytest.raises(ValueError, match="a record has 16 bytes, and 17 is not a multiple"):
+            gdrpy.channel.Broadcast([gdrpy.Channel(16)]).push_many(bytes(17))
+        with pytest.raises(ValueError, match="Broadcast.push: timeout must be seconds >= 0 or No"):
+            gdrpy.channel.Broadcast([gdrpy.Channel(16)]).push(word(1), "soon")

@@ -207,7 +207,7 @@ static bool begin(struct gdr_inbox_reader *reader, const struct core_ring_memory
 	char *gpu = memory->gpu->address, *host = memory->host->address;
 
 	if (memory->end == CORE_BOTH_ENDS) {
-		Py_BEGIN_ALLOW_THREADS; /* clearing many slots takes long; no other thread has them */
+		Py_BEGIN_ALLOW_THREADS; /* clearing slots takes long; no other thread has them */
 		core_inbox_begin(reader, memory->gpu->type, gpu, host, memory->gpu_ptr,
 				 memory->host_ptr);
 		Py_END_ALLOW_THREADS;
@@ -220,9 +220,10 @@ static bool begin(struct gdr_inbox_reader *reader, const struct core_ring_memory
 	}
 	*settled = core_ring_load(memory, CORE_INBOX_BEGAN);
 	if ((core_ring_load(memory, CORE_INBOX_HEAD) | *settled) & GDR_INBOX_CLOSED)
-		return core_raise(core_error_closed,
-				  "Inbox: a counter was overwritten with an impossible value: delete "
-				  "the inbox");
+		return core_raise(
+			core_error_closed,
+			"Inbox: a counter was overwritten with an impossible value: delete "
+			"the inbox");
 	gdr_inbox_begin(reader);
 	return true;
 }

@@ -419,7 +419,7 @@ static int link_init(struct link *self, PyObject *args, PyObject *kwargs)
 	}
 	core_requests_place(&end, memory.gpu->type, memory.gpu->address, memory.host->address);
 	if (memory.end == CORE_BOTH_ENDS) {
-		Py_BEGIN_ALLOW_THREADS; /* clearing many slots takes long; no other thread has them */
+		Py_BEGIN_ALLOW_THREADS; /* clearing slots takes long; no other thread has them */
 		core_requests_begin(&end, memory.gpu->address, memory.gpu_ptr, memory.host_ptr);
 		Py_END_ALLOW_THREADS;
 	}

@@ -246,7 +246,6 @@ static void a_stream_with_a_wait_that_never_ends_can_be_destroyed(void)
 	OK(cuStreamWaitValue32_v2(stream, at(0), 1, CU_STREAM_WAIT_VALUE_EQ));
 	OK(cuStreamWriteValue32_v2(stream, at(1), 1, 0));
 	OK(cuStreamDestroy_v2(stream));
-	CHECK_EQ(cuStreamQuery(stream), CUDA_ERROR_INVALID_HANDLE);
 	OK(cuCtxDestroy_v2(context));
 	CHECK_EQ(get(1), 0);
 	end();

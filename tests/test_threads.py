@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import subprocess
 import sys
 import sysconfig
@@ -264,3 +266,38 @@ class TestCapsule:
                 at_once(*[take] * THREADS)
                 assert len(taken) == 1
                 taken.clear()
+
+
+#: As cuMemExportToShareableHandle(), while another call of the driver waits for another thread: it
+#: tells the descriptor in the low half of `handle`, and waits for the one in the high half.
+EXPORT_THAT_WAITS = """
+#include <poll.h>
+#include <unistd.h>
+
+int export_slowly(int *fd, unsigned long long handle, int type, unsigned long long flags)
+{
+	struct pollfd answer = {.fd = (int)(handle >> 32), .events = POLLIN};
+
+	if (write((int)(handle & 0xffffffff), "!", 1) != 1 || poll(&answer, 1, 10000) != 1)
+		return 999;
+	*fd = dup(answer.fd);
+	return 0;
+}
+"""
+
+
+class TestDescriptor:
+    def test_lets_other_threads_run_while_cuda_exports_it(self, tmp_path):
+        library = tmp_path / "export.so"
+        command = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", library]
+        subprocess.run(command, input=EXPORT_THAT_WAITS, text=True, check=True)
+        function = ctypes.cast(ctypes.CDLL(str(library)).export_slowly, ctypes.c_void_p).value
+        (begun, tell), (answer, go_on) = os.pipe(), os.pipe()
+        other = threading.Thread(target=lambda: os.read(begun, 1) and os.write(go_on, b"!"))
+        other.start()
+        made = _mapping.Descriptor.exported(function, tell | answer << 32)
+        other.join()
+        for fd in (begun, tell, answer, go_on):
+            os.close(fd)
+        assert isinstance(made, _mapping.Descriptor)
+        made.close()

@@ -133,7 +133,9 @@ static PyObject *descriptor_exported(PyObject *type, PyObject *args)
 	self = own((PyTypeObject *)type, -1);
 	if (!self)
 		return NULL;
+	Py_BEGIN_ALLOW_THREADS; /* the driver may wait for a call that waits for another thread */
 	result = ((export_function)(uintptr_t)function)(&fd, handle, CORE_CUDA_POSIX, 0);
+	Py_END_ALLOW_THREADS;
 	if (result) {
 		Py_DECREF(self);
 		return PyLong_FromLong(result);

@@ -17,7 +17,7 @@ import pytest
 
 import gdrpy
 from gdrpy import cuda
-from gdrpy.memory import memory
+from gdrpy.memory import memory, reclaim
 from support import free_nbytes
 
 SIZE = 32 << 20
@@ -407,6 +407,37 @@ class TestABufferOfRmmFreedInACapture:
             timer.join()
         assert resource.arena.blocks == 1
         resource.free(block, SIZE, stream)
+
+    def test_is_freed_in_time_although_the_gpu_always_works(self, captured, resource, stream):
+        with gdrpy.page_locked(4096) as word:
+            flag = word.flag()
+            flag.set(0)
+            flag.stream_wait(stream, 1)
+            kept = resource.allocate(4096, None)
+            flag.stream_wait(stream, 2)
+            flag.set(1)
+            reclaim.reclaim(0, wait=True)
+            block = resource.allocate(4096, None)
+            blocks = resource.arena.blocks
+            flag.set(2)
+            cuda.call("cuStreamSynchronize", stream)
+        for one in (kept, block):
+            resource.free(one, 4096, stream)
+        assert blocks == 2
+
+    def test_does_not_keep_the_region_of_a_dropped_resource(self, resource, stream, driver):
+        make = sys.modules["gdrpy.rmm"].resource
+        gdrpy.alloc(SIZE).close()
+        before = free_nbytes()
+        region = gdrpy.alloc(SIZE)
+        other = make(region)
+        block = other.allocate(4096, stream)
+        cuda.call("cuStreamBeginCapture", stream, driver.CUstreamCaptureMode(0))
+        other.free(block, 4096, stream)
+        cuda.call("cuGraphDestroy", cuda.call("cuStreamEndCapture", stream))
+        del other, region
+        gdrpy.alloc(4).close()
+        assert free_nbytes() == before
 
     def test_without_room_raises_out_of_memory_in_the_capture(self, resource, stream, driver):
         block = resource.allocate(SIZE, stream)

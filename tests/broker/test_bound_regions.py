@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from brokers import BROKER_UID, Broker
 from gdrpy import aio, cuda
 from gdrpy.broker.client import bound, transport
 from gdrpy.broker.client.broker import attach
+from gdrpy.broker.server.telling import _holders
 from gdrpy.common.resource import Hold
 from gdrpy.memory import memory
 from rawclient import allocation
@@ -134,6 +136,14 @@ class TestBroker:
             False,
             1,
         )
+
+    def test_tells_of_its_exporter_first(self):
+        one = SimpleNamespace(writable=True, gpu=True, count=1)
+        who = {number: SimpleNamespace(pid=number, uid=0) for number in (1, 2, 3)}
+        table = SimpleNamespace(sessions={n: SimpleNamespace(identity=who[n]) for n in who})
+        region = SimpleNamespace(leases=dict.fromkeys(who, one), exporter=3)
+        told = _holders(table, region, 2)
+        assert [(holder.pid, holder.exporter) for holder in told] == [(3, True), (1, False)]
 
     def test_grants_no_more_leases_of_what_has_ended(self, broker, client):
         with broker.client() as exporter:

@@ -138,7 +138,8 @@ def _shift(who: Identity, region: Any) -> int:
 def _helpful_mode(who: Identity, region: Any, wanted: int) -> int:
     """The least usual mode that gives ``who`` the right, and to read.
 
-    It takes no right away if ``who`` may know the region's mode.
+    It takes no right away if ``who`` may know the region's mode. It tells ``who`` whether the
+    region is of one of its groups, and nothing else.
     """
     bits = READ | wanted
     mode = {6: 0o600, 3: 0o600 | bits << 3, 0: 0o600 | bits << 3 | bits}[_shift(who, region)]

@@ -102,10 +102,11 @@ def nameless(table: Table, regions: Iterable[RegionEntry]) -> list[RegionInfo]:
 
 
 def _holders(table: Table, region: RegionEntry, most: int) -> tuple[Holder, ...]:
-    held = itertools.islice(region.leases.items(), most)
+    """The exporter first, if there is one."""
+    numbers = sorted(region.leases, key=lambda number: number != region.exporter)[:most]
     return tuple(
-        _holder(table.sessions[number].identity, lease, number == region.exporter)
-        for number, lease in held
+        _holder(table.sessions[number].identity, region.leases[number], number == region.exporter)
+        for number in numbers
     )
 
 

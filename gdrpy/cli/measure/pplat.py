@@ -20,8 +20,9 @@ without a fence (push_relaxed, answer_relaxed).
 
 --cpu keeps the thread that plays on one CPU, such as one that was isolated for it. The
 GPU's part is a kernel of one thread. The driver assembles it, so no compiler is needed.
-It ends with its rounds, and when this program ends. The simulated GPU has no kernels:
-there a Python thread answers, and the figures are those of two Python threads.
+It ends with its rounds, and when this program ends. A program that is stopped (Ctrl-Z)
+leaves it running, and waiting. The simulated GPU has no kernels: there a Python thread
+answers, and the figures are those of two Python threads.
 
 examples:
   gdrpy pplat

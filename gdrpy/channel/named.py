@@ -468,7 +468,7 @@ class CpuEnd(Named):
         if kernel is None:
             self._set(ring, GONE if self._had_kernel else OPEN, reserved)
         elif kernel != self._kernel:
-            self._set(ring, OPEN, ring._began if self.call == "Inbox" else 0)
+            self._set(ring, OPEN, 0)
         self._kernel = kernel
         self._had_kernel |= kernel is not None
 

@@ -41,6 +41,12 @@ def link(broker):
         yield made
 
 
+def reserve(broker, count) -> None:
+    """Take numbers of an inbox, as kernels do, without a record."""
+    with broker.get("ring", gpu=False) as memory:
+        memory.cpu.store(128, memory.cpu.load(128, 8) + count, 8)
+
+
 def until_pushed(channel, record) -> None:
     """Push once the end before is replaced, as it is soon."""
     for _ in range(10_000):
@@ -408,6 +414,20 @@ class TestInbox:
             with gdrpy.Inbox(16, 8, broker=broker, name="ring") as other:
                 assert end.wait(SOON)
                 assert other.pop(SOON) == word(1)
+
+    def test_passes_numbers_of_pushes_that_found_the_reader_gone(self, broker, inbox):
+        with KernelEnd(broker, "ring") as end:
+            end.writer().push_many(b"".join(map(word, range(8))))
+            reserve(broker, 2)  # by threads of a kernel, which wait for room
+            inbox.close()
+            with gdrpy.Inbox(16, 8, broker=broker, name="ring", wait=SOON) as other:
+                assert [other.pop(SOON) for _ in range(8)] == [word(i) for i in range(8)]
+                with pytest.raises(gdrpy.Timeout):
+                    other.pop(0)
+                assert end.wait(SOON)
+                end.writer().push(word(10))
+                assert other.pop(SOON) == word(10)
+                assert other.popped == 11
 
 
 class TestLink:

@@ -20,7 +20,7 @@
 #define CORE_INBOX_END 0
 #define CORE_INBOX_HEAD 128
 /* Of a named inbox alone. */
-#define CORE_INBOX_BEGAN 64   /* the first number that this kernel's end was to take */
+#define CORE_INBOX_BEGAN 64   /* the first number that kernels launched last were to take */
 #define CORE_INBOX_CLOSER 192 /* the reader that closed it last */
 #define CORE_INBOX_SLOTS 256
 

@@ -11,13 +11,27 @@ bool core_inbox_usable(struct inbox *self, const char *method)
 	return core_ring_usable(&self->memory, "Inbox", method);
 }
 
+/* Below this number, records that are not whole never will be. */
+static uint64_t settled(const struct inbox *self)
+{
+	uint64_t known = __atomic_load_n(&self->settled, __ATOMIC_RELAXED), began;
+
+	if (self->memory.end != CORE_CPU_END)
+		return known;
+	began = core_ring_load(&self->memory, CORE_INBOX_BEGAN);
+	return began & GDR_INBOX_CLOSED || began < known ? known : began;
+}
+
 static uint64_t ready(void *object, uint64_t most)
 {
 	struct inbox *self = object;
-	uint64_t count = gdr_inbox_ready(&self->reader, most);
+	uint64_t count = gdr_inbox_ready(&self->reader, most), below;
 
-	if (!count && self->reader.popped < self->settled && !gdr_inbox_is_closed(&self->reader)) {
-		core_inbox_pass(&self->reader, self->settled);
+	if (count || gdr_inbox_is_closed(&self->reader))
+		return count;
+	below = settled(self);
+	if (self->reader.popped < below) {
+		core_inbox_pass(&self->reader, below);
 		count = gdr_inbox_ready(&self->reader, most);
 	}
 	return count;
@@ -51,7 +65,7 @@ static bool has_news(void *object)
 
 	return gdr_inbox_ready(&self->reader, 1) || gdr_inbox_ended(&self->reader) ||
 	       __atomic_load_n(&self->state, __ATOMIC_RELAXED) ||
-	       self->reader.popped < __atomic_load_n(&self->settled, __ATOMIC_RELAXED);
+	       self->reader.popped < settled(self);
 }
 
 static struct core_popping popping(struct inbox *self, const char *method)
@@ -135,13 +149,6 @@ static PyObject *inbox_reserved(struct inbox *self, void *Py_UNUSED(unused))
 	return PyLong_FromUnsignedLongLong(core_inbox_reserved(&self->reader));
 }
 
-static PyObject *inbox_began(struct inbox *self, void *Py_UNUSED(unused))
-{
-	if (!core_ring_is_end(&self->memory, CORE_CPU_END))
-		return NULL;
-	return PyLong_FromUnsignedLongLong(core_ring_load(&self->memory, CORE_INBOX_BEGAN));
-}
-
 static PyObject *inbox_closer(struct inbox *self, void *Py_UNUSED(unused))
 {
 	if (!core_ring_is_end(&self->memory, CORE_KERNEL_END))
@@ -176,6 +183,8 @@ static PyObject *inbox_begin(struct inbox *self, PyObject *object)
 	    !core_as_word("_begin", object, 8, &number))
 		return NULL;
 	__atomic_store_n(self->reader.end, 0, __ATOMIC_RELEASE);
+	/* What a kernel reserved before is whole by now, or never will be. */
+	core_ring_store(&self->memory, CORE_INBOX_BEGAN, core_inbox_reserved(&self->reader));
 	if (!number)
 		core_inbox_end_reading(&self->reader);
 	else if (!core_inbox_give_room(&self->reader))
@@ -294,7 +303,6 @@ static PyGetSetDef inbox_getset[] = {
 	{"popped", (getter)inbox_popped_alone, NULL, "How many records were taken.", NULL},
 	{"closed", (getter)inbox_closed, NULL, "Whether close() has been called.", NULL},
 	{"_reserved", (getter)inbox_reserved, NULL, "How many numbers producers took.", NULL},
-	{"_began", (getter)inbox_began, NULL, "The first number of this kernel's end.", NULL},
 	{"_closer", (getter)inbox_closer, NULL, "The reader that closed it last, or 0.", NULL},
 	{"c_reader", (getter)inbox_c_reader, NULL,
 	 "Address of the ``struct gdr_inbox_reader`` for C code of this process, which calls the\n"

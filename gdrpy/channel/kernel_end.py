@@ -69,6 +69,8 @@ class KernelEnd(End):
         #: The CPU's ends that are there, and whether the last one that left has closed its end.
         self._present: set[int] = set()
         self._finished = self._lost = False
+        #: Whether kernels are told of an end: until wait() finds that there is work.
+        self._ended = False
         self._stand_in: weakref.ref[Any] | None = None
         with Undo() as undo, naming(call, name):
             undo.callback(named.close)
@@ -172,6 +174,7 @@ class KernelEnd(End):
                     )
                 left = self._ring._begin(self._caller)
                 if self._present or left:
+                    self._ended = False
                     return True
                 if self._finished:
                     return False
@@ -197,7 +200,8 @@ class KernelEnd(End):
             if left:
                 self._finished = self._ring._closer in left
             # A kernel that saw an end before is launched again after wait() alone.
-            if self._lost or (left and (not present or self.kind != "Channel")):
+            self._ended |= self._lost or bool(left and (not present or self.kind != "Channel"))
+            if self._ended:  # told again at each look: the next reader tells of room in that word
                 self._ring._end()
             self._condition.notify_all()
 

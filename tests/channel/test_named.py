@@ -47,6 +47,14 @@ def reserve(broker, count) -> None:
         memory.cpu.store(128, memory.cpu.load(128, 8) + count, 8)
 
 
+def until(happens) -> None:
+    for _ in range(10_000):
+        if happens():
+            return
+        threading.Event().wait(0.001)
+    raise AssertionError("it did not happen")
+
+
 def until_pushed(channel, record) -> None:
     """Push once the end before is replaced, as it is soon."""
     for _ in range(10_000):
@@ -414,6 +422,18 @@ class TestInbox:
             with gdrpy.Inbox(16, 8, broker=broker, name="ring") as other:
                 assert end.wait(SOON)
                 assert other.pop(SOON) == word(1)
+
+    def test_tells_kernels_of_an_end_until_wait_even_if_there_is_a_next_reader(self, broker, inbox):
+        def is_ended() -> bool:
+            return memory.cpu.load(256, 8) >> 63 == 1
+
+        with KernelEnd(broker, "ring") as end, broker.get("ring", gpu=False) as memory:
+            inbox.close()
+            with gdrpy.Inbox(16, 8, broker=broker, name="ring", wait=SOON):
+                memory.cpu.store(256, 0, 8)  # as its pops do
+                until(is_ended)
+                assert end.wait(SOON)
+                assert not is_ended()
 
     def test_passes_numbers_of_pushes_that_found_the_reader_gone(self, broker, inbox):
         with KernelEnd(broker, "ring") as end:

@@ -189,6 +189,8 @@ class Named:
         self._pid = os.getpid()
         self._wait = as_seconds(call, "wait", wait)
         self._until = time.monotonic() + (self._wait or 0.0)
+        #: Of the one thread that closes it; never released.
+        self._closing = threading.Lock()
         self.broker = own_connection(as_broker(call, broker))
         self.undo = Undo()
         self.undo.callback(self.broker.close)
@@ -287,7 +289,7 @@ class Named:
 
     def close(self) -> None:
         """Give the place up, and end the thread. Threads may call it at once, and again."""
-        if self.closed:
+        if self.closed or not self._closing.acquire(blocking=False):
             return
         self._closed = True
         if self._thread is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 
@@ -192,6 +193,19 @@ class TestEnd:
             assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
             channel.push(word(2))
             assert end.reader().pop(SOON) == word(2)
+
+    def test_that_two_threads_close_at_once_is_closed_once(self, channel, monkeypatch):
+        both, met, pid = threading.Barrier(2), threading.local(), os.getpid()
+
+        def getpid() -> int:  # once each has seen that it is open
+            if threading.current_thread().name.startswith("closer") and not hasattr(met, "once"):
+                met.once = both.wait(SOON)
+            return pid
+
+        with ThreadPoolExecutor(2, "closer") as closers:
+            monkeypatch.setattr(os, "getpid", getpid)
+            for closing in [closers.submit(channel._named.close) for _ in range(2)]:
+                closing.result(SOON)
 
     def test_that_is_dropped_gives_its_place_up(self, broker, channel):
         end = KernelEnd(broker, "ring")

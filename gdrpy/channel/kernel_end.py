@@ -98,7 +98,7 @@ class KernelEnd(End):
             self._descriptor.write(self._ring._descriptor())
             self._device = device
             self._finished = self._ring._closer != 0
-            self._look()
+            self._look(set())
             self._ring._begin(self._caller)
             named.tell()
             named.watch(self._look)
@@ -163,7 +163,7 @@ class KernelEnd(End):
         until = None if seconds is None else time.monotonic() + seconds
         self._check(call)
         with suppress(*self._named.broker._unreached):  # the thread asks again
-            self._look()
+            self._look(set())
         with self._condition:
             while True:
                 self._check(call)
@@ -184,7 +184,7 @@ class KernelEnd(End):
                         f"{call}: {self.name!r} has no CPU's end, and none came within {timeout} s"
                     )
 
-    def _look(self) -> None:
+    def _look(self, _ready: set[str]) -> None:
         """Tell kernels of the end of CPU's ends that are gone."""
         with self._asking:
             self._note(self._named.listed())

@@ -15,7 +15,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self, TypeAlias
 
 from gdrpy._core import _mapping
 from gdrpy._core._mapping import Undo
@@ -45,6 +45,9 @@ _SEEN = 0o644
 _LOOK, _PAUSE = 1.0, 0.1
 #: What new memory is written by, in bytes.
 _CHUNK = 1 << 20
+
+#: What is called after events: with the names of the ends that were ready since the last call.
+Look: TypeAlias = Callable[[set[str]], None]
 
 
 class Layout(NamedTuple):
@@ -236,7 +239,7 @@ class Named:
         with self.broker.watch(self.names.prefix, left) as watch, suppress(Timeout):
             next(watch)
 
-    def watch(self, look: Callable[[], None]) -> None:
+    def watch(self, look: Look) -> None:
         """Have a thread call ``look``, a bound method, whenever an end may have come or gone."""
         self.broker._connection.reconnect = 0  # the thread tries again by itself
         wake, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -310,12 +313,11 @@ def _leave(broker: Broker, place: BrokerRegion) -> None:
     place.close()
 
 
-def _hear(
-    broker: Broker, prefix: str, wake: int, method: weakref.WeakMethod[Callable[[], None]]
-) -> None:
+def _hear(broker: Broker, prefix: str, wake: int, method: weakref.WeakMethod[Look]) -> None:
     """Call a method after each event about names with a prefix, and every second; until it is told
     to end, or the method's object is gone.
     """
+    ready: set[str] = set()
     try:
         while True:
             try:
@@ -324,13 +326,16 @@ def _hear(
                         look = method()
                         if look is None:
                             return
-                        look()
+                        look(ready)
                         del look
+                        ready.clear()
                         if _is_woken(wake, watch.fileno(), _LOOK):
                             return
                         with suppress(Timeout):
                             while True:
-                                next(watch)
+                                event = next(watch)
+                                if event.kind == "sealed":
+                                    ready.add(str(event.name))
             except broker._unreached:
                 if _is_woken(wake, None, _PAUSE):
                     return
@@ -448,11 +453,11 @@ class CpuEnd(Named):
         """Look after ``ring``, which has been made by the arguments, until it is gone."""
         self._ring = weakref.ref(ring)
         self.tell()
-        self._look()
+        self._look(set())
         self.watch(self._look)
 
-    def _look(self) -> None:
-        """Tell the ring of what is at the other end."""
+    def _look(self, ready: set[str]) -> None:
+        """Tell the ring of what is at the other end, or was since the last look."""
         ring = self._ring()
         if ring is None or self._closed:
             return
@@ -467,12 +472,12 @@ class CpuEnd(Named):
         if holder and holder not in found.numbers:
             ring._end_turn(holder)
         kernel = found.kernel
+        self._had_kernel |= kernel is not None or self.names.kernel in ready
         if kernel is None:
             self._set(ring, GONE if self._had_kernel else OPEN, reserved)
         elif kernel != self._kernel:
             self._set(ring, OPEN, 0)
         self._kernel = kernel
-        self._had_kernel |= kernel is not None
 
     def _set(self, ring: Any, state: int, settled: int) -> None:
         if self.call == "Inbox":

@@ -437,6 +437,24 @@ class TestInbox:
                 assert end.wait(SOON)
                 assert other.pop(SOON) == word(1)
 
+    def test_is_closed_after_a_kernels_end_that_came_and_went_between_two_looks(
+        self, broker, inbox, monkeypatch
+    ):
+        looks, goes_on, listed = threading.Event(), threading.Event(), inbox._named.listed
+
+        def listed_late():
+            looks.set()
+            assert goes_on.wait(SOON)
+            return listed()
+
+        with monkeypatch.context() as patched:
+            patched.setattr(inbox._named, "listed", listed_late)
+            assert looks.wait(SOON)
+            KernelEnd(broker, "ring").close()
+            goes_on.set()
+            with pytest.raises(gdrpy.Closed, match=GONE):
+                inbox.pop(SOON)
+
     def test_tells_kernels_of_an_end_until_wait_even_if_there_is_a_next_reader(self, broker, inbox):
         def is_ended() -> bool:
             return memory.cpu.load(256, 8) >> 63 == 1

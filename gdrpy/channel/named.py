@@ -272,9 +272,10 @@ class Named:
             name, number = str(info.name), info.region
             numbers.add(number)
             same |= name == names.host and number == self._host_id
-            if name == names.kernel and info.sealed:
+            ready = info.sealed and info.grace == 0  # else another region has taken the name
+            if name == names.kernel and ready:
                 kernel = number
-            elif names.is_cpu(name) and info.sealed:
+            elif names.is_cpu(name) and ready:
                 cpu.add(number)
         if not same or self.number not in numbers or self.broker.life != self._life:
             return None

@@ -207,6 +207,15 @@ class TestEnd:
             for closing in [closers.submit(channel._named.close) for _ in range(2)]:
                 closing.result(SOON)
 
+    def test_is_no_region_that_no_process_is_bound_to(self, broker, channel):
+        with broker.allocate("ring/cpu.0", 1, "cpu", mode=0o644) as region:
+            region.seal()
+            with KernelEnd(broker, "ring") as end:
+                assert end.wait(SOON)
+                channel.close()
+                assert end.reader().pop(SOON) is None
+                assert not end.wait(SOON)
+
     def test_that_is_dropped_gives_its_place_up(self, broker, channel):
         end = KernelEnd(broker, "ring")
         del end

@@ -327,8 +327,10 @@ def _hear(broker: Broker, prefix: str, wake: int, method: weakref.WeakMethod[Loo
                         look = method()
                         if look is None:
                             return
-                        look(ready)
-                        del look
+                        try:
+                            look(ready)
+                        finally:
+                            del look  # which keeps the object
                         ready.clear()
                         if _is_woken(wake, watch.fileno(), _LOOK):
                             return

@@ -64,7 +64,7 @@ class Rooted:
     def __reduce__(self) -> NoReturn:
         raise TypeError(
             f"a {type(self).__name__} cannot be copied or pickled: it belongs to its process; "
-            f"send records to that process, or share a region and a flag of it"
+            f"open the other end of a named ring there, or share a region and a flag of it"
         )
 
 

@@ -245,12 +245,15 @@ static PyObject *channel_await_room(struct channel *self, CORE_PARAMETERS)
 
 static PyObject *channel_set_state(struct channel *self, PyObject *object)
 {
-	enum core_ring_state state;
+	enum core_ring_state state, before;
 
 	if (!core_ring_is_end(&self->memory, CORE_CPU_END) || !core_as_state(object, &state))
 		return NULL;
-	if (self->state != CORE_END_CLOSED)
-		__atomic_store_n(&self->state, state, __ATOMIC_RELAXED);
+	before = __atomic_load_n(&self->state, __ATOMIC_RELAXED);
+	while (before != CORE_END_CLOSED && /* which another thread may store now */
+	       !__atomic_compare_exchange_n(&self->state, &before, state, false, __ATOMIC_RELAXED,
+					    __ATOMIC_RELAXED))
+		;
 	Py_RETURN_NONE;
 }
 

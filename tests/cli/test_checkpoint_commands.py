@@ -348,7 +348,7 @@ class TestStat:
                 "pid": os.getpid(),
                 "uid": os.getuid(),
                 "writable": True,
-                "gpu": True,
+                "gpu": False,
                 "count": 6,
                 "exporter": False,
             }

@@ -144,7 +144,7 @@ def _consumers(
             stuck += _left_over(end, found, compiled())
         del end
         told = _verdict("kernel's processes", len(seconds), found, _counts(broker))
-        # What was taken and not released: as documented, and at most a ring for each kill.
+        # Records that were taken and not released may come twice: at most a ring for each kill.
         again = told["taken_again"]
         told |= {"doubled": max(0, again - CAPACITY * count), "stuck": stuck}
         gdrpy.channel.delete(broker, NAME)
@@ -188,7 +188,7 @@ def _counts(broker: gdrpy.Broker) -> tuple[int, int]:
 
 
 def _verdict(what: str, kills: int, found: gdrpy.Region, counts: tuple[int, int]) -> dict[str, Any]:
-    """What the kernel has found, beside how many records were pushed, and counted as taken."""
+    """The kernel's counts, beside the numbers of records that were pushed and taken."""
     pushed, popped = counts
     # The kernel tells of records before it releases them. Its stand-in cannot, and may be killed.
     untold = BATCH * kills if cuda.simulated() and what != "producers" else 0
@@ -213,7 +213,7 @@ def _seconds(seconds: list[float]) -> dict[str, Any]:
 
 
 class _Left:
-    """What the broker holds, to be held against what it holds later."""
+    """The broker's descriptors, leases and bytes, to compare with later ones."""
 
     def __init__(self, broker: gdrpy.Broker) -> None:
         self._before = self._now(broker)

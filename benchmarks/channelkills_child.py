@@ -87,7 +87,7 @@ def launch(end: KernelEnd, found: gdrpy.Region, image: bytes) -> Callable[[], bo
 
 
 def _stand_in(reader: gdrpy.channel.ChannelReader, found: gdrpy.Mapping) -> None:
-    """What the kernel does."""
+    """Do the kernel's work on the CPU."""
     while True:
         first = reader.popped
         data = reader.pop_many(BATCH)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the readers of all rings share: records, their verification, and the clock. C and C++. */
+/* The readers of all rings share this: records, their verification, and the clock. C and C++. */
 #ifndef RIVALRINGS_H
 #define RIVALRINGS_H
 

@@ -45,7 +45,7 @@ class Silent(Exception):
 
 
 class Trial:
-    """What the engines said, and how many tokens a second each had."""
+    """The answers of the engines, and their tokens a second."""
 
     def __init__(self, folder: Path, model: str, length: int, times: int) -> None:
         self.rates: dict[str, list[float]] = {}
@@ -63,7 +63,7 @@ class Trial:
         self._context.set_forkserver_preload([vllminputs_worker.__name__])
 
     def _ask(self, what: Any, *arguments: Any) -> Any:
-        """What a fresh process answers. Raises Silent."""
+        """Ask a fresh process, and return its answer. Raises Silent."""
         mine, its = self._context.Pipe()
         process = self._context.Process(
             target=vllminputs_worker.answer, args=(its, str(self._log), what, *arguments)

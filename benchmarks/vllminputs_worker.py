@@ -1,4 +1,4 @@
-"""What runs in each process of the benchmark of vLLM's inputs.
+"""Runs in each process of the benchmark of vLLM's inputs.
 
 They are forked from a process that has imported vLLM, which takes longer than all else.
 """

@@ -15,7 +15,7 @@ from gdrpy.channel.inbox import InboxWriter
 from gdrpy.channel.link import LinkServer
 from gdrpy.channel.named import KERNEL_END, Layout, Listed, Named, as_seconds, naming
 from gdrpy.channel.ring import End, only
-from gdrpy.errors import Closed, Forked, InvalidRequest, PermissionDenied, Timeout
+from gdrpy.errors import Closed, Forked, InvalidRequest, Timeout
 from gdrpy.memory.page_locked import lock_pages
 from gdrpy.region import Region, alloc
 
@@ -78,13 +78,6 @@ class KernelEnd(End):
             named.enter(named.names.kernel, "a kernel's end")
             # Not closed if this raises: they go with the ring and the mapping, which use them.
             memory, host = named.broker.get_many(named.names.both)
-            for region in (memory, host):
-                if region.readonly:
-                    raise PermissionDenied(
-                        13,
-                        f"{call}: this user may only read region {region.name!r}: have its owner "
-                        f"give write permission by broker.chmod()",
-                    )
             named.hold(memory, host)
             self._layout = Layout.of(call, memory, host)
             _ = memory.ptr  # raises MissingView, with the reason

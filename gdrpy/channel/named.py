@@ -282,7 +282,14 @@ class Named:
         return Listed(kernel, cpu, numbers)
 
     def hold(self, memory: BrokerRegion, host: BrokerRegion) -> None:
-        """Note the memory, of this life of the broker."""
+        """Note the memory, of this life of the broker. Raises PermissionDenied."""
+        for region in (memory, host):
+            if region.readonly:
+                raise PermissionDenied(
+                    13,
+                    f"{self.call}: this user may only read region {region.name!r}: have its owner "
+                    f"give write permission by broker.chmod()",
+                )
         self.memory, self.host = memory, host
         self._host_id, self._life = host.id, self.broker.life
 
@@ -408,13 +415,6 @@ class CpuEnd(Named):
                 f"{self.call}: {self.names.memory!r} exists as a {found}, and a {self.layout} was "
                 f"asked for: ask for what exists, or take another name"
             )
-        for region in (memory, host):
-            if region.readonly:
-                raise PermissionDenied(
-                    13,
-                    f"{self.call}: this user may only read region {region.name!r}: have its owner "
-                    f"give write permission by broker.chmod()",
-                )
         return memory, host
 
     def _made(self, device: Any, mode: int) -> tuple[BrokerRegion, BrokerRegion] | None:

@@ -164,7 +164,7 @@ class TestTensor:
             assert worker.ask(children.guarded, again)
             assert not worker.ask(children.guarded, tensor_in(gdrpy.alloc(MIB), 3))
             del tensor, again
-            settle()
+            wait_until_given_back()
 
     def test_of_memory_that_was_replaced_lies_in_the_new_one(self, worker):
         region = gdrpy.alloc(MIB)
@@ -190,13 +190,27 @@ class TestTensor:
             assert worker.ask(children.again).tolist() == [0, 1, 2]
             worker.ask(children.drop)
             del tensor
-            settle()
+            wait_until_given_back()
 
 
 def settle() -> None:
     """Have everything dropped that was received."""
     gc.collect()
     gdrpy.torch.reducers._outboxes.collect()
+
+
+def wait_until_given_back() -> None:
+    """Wait until nothing is kept for other processes.
+
+    The thread that gives it back ends then. settle() may return while that thread still does so,
+    here or in the other process.
+    """
+    gc.collect()
+    watcher = gdrpy.torch.reducers._watcher
+    watcher.wake()
+    if (thread := watcher._thread) is not None:
+        thread.join(30)
+        assert not thread.is_alive()
 
 
 class TestAutograd:
@@ -303,7 +317,7 @@ class TestWays:
             rebuild, arguments = pickle.loads(pickle.dumps(reductions.reduce_tensor(tensor)))
             assert rebuild(*arguments).untyped_storage()._cdata == tensor.untyped_storage()._cdata
             del tensor
-            settle()
+            wait_until_given_back()
 
     def test_no_other_pickle_carries_the_rest(self):
         tensor = tensor_in(gdrpy.alloc(MIB), 3)

@@ -143,15 +143,19 @@ static bool may_push(void *context)
 	}
 }
 
-/* Push a request when there is room, and return its number; -1 with an exception set. */
+/*
+ * Push a request when there is room, return its number, and leave what is left of the timeout; -1
+ * with an exception set.
+ */
 static int64_t push_request(struct link *self, const char *method, const char *record,
-			    int64_t deadline, PyObject **claim)
+			    int64_t *timeout, PyObject **claim)
 {
 	struct waiting wait = {.link = self, .method = method};
 	struct core_spin spin = {.look = can_push,
 				 .may_go_on = may_push,
 				 .context = &wait,
-				 .looks = CORE_LOOKS_CACHED};
+				 .looks = CORE_LOOKS_CACHED,
+				 .timeout = *timeout};
 	uint64_t number;
 
 	for (;;) {
@@ -160,7 +164,6 @@ static int64_t push_request(struct link *self, const char *method, const char *r
 		number = self->end.pushed;
 		if (is_open(self) && is_vacant(self, number))
 			break;
-		spin.timeout = core_time_left(deadline);
 		switch (core_spin(&spin)) {
 		case CORE_SPIN_CAME:
 			continue;
@@ -182,11 +185,12 @@ static int64_t push_request(struct link *self, const char *method, const char *r
 		return -1;
 	core_requests_push(&self->end, record);
 	*claim_of(self, number) = claim;
+	*timeout = spin.timeout;
 	return (int64_t)number;
 }
 
 /* Push the request of Python arguments; -1 with an exception set. */
-static int64_t submit(struct link *self, const char *method, PyObject *object, int64_t deadline,
+static int64_t submit(struct link *self, const char *method, PyObject *object, int64_t *timeout,
 		      PyObject **claim)
 {
 	Py_ssize_t nbytes;
@@ -201,7 +205,7 @@ static int64_t submit(struct link *self, const char *method, PyObject *object, i
 		PyErr_Format(PyExc_ValueError, "%s: a record has %zd bytes, but %zd were given",
 			     method, nbytes, record.nbytes);
 	else
-		number = push_request(self, method, record.data, deadline, claim);
+		number = push_request(self, method, record.data, timeout, claim);
 	core_release_bytes(&record);
 	return number;
 }
@@ -223,15 +227,15 @@ static bool may_wait(void *context)
 }
 
 /* Wait until the answer to a request is at *record, where it goes; false with an exception set. */
-static bool wait_for_answer(struct link *self, const char *method, uint64_t number,
-			    int64_t deadline, PyObject *const *record)
+static bool wait_for_answer(struct link *self, const char *method, uint64_t number, int64_t timeout,
+			    PyObject *const *record)
 {
 	struct waiting wait = {self, method, number, record};
 	struct core_spin spin = {.look = has_answer,
 				 .may_go_on = may_wait,
 				 .context = &wait,
 				 .looks = CORE_LOOKS_CACHED,
-				 .timeout = core_time_left(deadline)};
+				 .timeout = timeout};
 	enum core_spin_end end = core_spin(&spin);
 
 	if (end == CORE_SPIN_ERROR)
@@ -251,15 +255,14 @@ static PyObject *link_call(struct link *self, CORE_PARAMETERS)
 {
 	static const char *const names[] = {"record", "timeout", NULL};
 	static const char method[] = "Link.call";
-	int64_t timeout, deadline, number;
+	int64_t timeout, number;
 	PyObject *arg[2], *record = NULL;
 
 	if (!core_parse(method, CORE_ARGUMENTS, names, 1, arg) ||
 	    !core_as_timeout(method, arg[1], &timeout))
 		return NULL;
-	deadline = core_deadline(timeout);
-	number = submit(self, method, arg[0], deadline, &record);
-	if (number < 0 || wait_for_answer(self, method, (uint64_t)number, deadline, &record))
+	number = submit(self, method, arg[0], &timeout, &record);
+	if (number < 0 || wait_for_answer(self, method, (uint64_t)number, timeout, &record))
 		return record;
 	if (record) /* moved here meanwhile */
 		Py_CLEAR(record);
@@ -522,9 +525,9 @@ static PyObject *answer_result(struct answer *self, CORE_PARAMETERS)
 	if (!core_parse(method, CORE_ARGUMENTS, names, 0, arg) ||
 	    !core_as_timeout(method, arg[0], &timeout))
 		return NULL;
-	if (!self->record && (!core_link_usable(self->link, method) ||
-			      !wait_for_answer(self->link, method, self->number,
-					       core_deadline(timeout), &self->record)))
+	if (!self->record &&
+	    (!core_link_usable(self->link, method) ||
+	     !wait_for_answer(self->link, method, self->number, timeout, &self->record)))
 		return NULL;
 	return Py_NewRef(self->record);
 }
@@ -582,7 +585,7 @@ static int answer_init(struct answer *self, PyObject *args, PyObject *kwargs)
 	    !core_as_timeout("Link.submit", timeout_object, &timeout))
 		return -1;
 	CORE_BEGIN_ALONE(link);
-	number = submit(link, "Link.submit", record, core_deadline(timeout), &self->record);
+	number = submit(link, "Link.submit", record, &timeout, &self->record);
 	if (number >= 0) {
 		self->number = (uint64_t)number;
 		self->link = (struct link *)Py_NewRef((PyObject *)link);

@@ -332,8 +332,11 @@ static bool may_go_on(void *context)
 	return look(wait) || usable(wait->queue, wait->method);
 }
 
-/* Wait for a job; false with an exception set, which `late` formats after the timeout. */
-static bool wait_for(struct queue *self, const char *method, uint64_t job, int64_t timeout,
+/*
+ * Wait for a job, and leave what is left of the timeout; false with an exception set, which `late`
+ * formats after the timeout.
+ */
+static bool wait_for(struct queue *self, const char *method, uint64_t job, int64_t *timeout,
 		     const char *late)
 {
 	struct wait wait = {.queue = self, .method = method, .job = job};
@@ -341,7 +344,7 @@ static bool wait_for(struct queue *self, const char *method, uint64_t job, int64
 				 .may_go_on = may_go_on,
 				 .context = &wait,
 				 .looks = CORE_LOOKS_CACHED,
-				 .timeout = timeout,
+				 .timeout = *timeout,
 				 .naps = true};
 	enum core_spin_end end;
 
@@ -349,6 +352,7 @@ static bool wait_for(struct queue *self, const char *method, uint64_t job, int64
 		if (!usable(self, method))
 			return false;
 		end = core_spin(&spin);
+		*timeout = spin.timeout;
 		if (end == CORE_SPIN_LATE)
 			return core_raise(core_error_timeout, late, method);
 		if (end == CORE_SPIN_ERROR)
@@ -364,12 +368,11 @@ static bool wait_for(struct queue *self, const char *method, uint64_t job, int64
 static PyObject *queue_submit(struct queue *self, PyObject *argument)
 {
 	static const char method[] = "CopyQueue.submit";
-	int64_t timeout, deadline;
+	int64_t timeout;
 	uint64_t job;
 
 	if (!core_as_timeout(method, argument, &timeout))
 		return NULL;
-	deadline = core_deadline(timeout);
 	for (;;) {
 		if (!usable(self, method))
 			return NULL;
@@ -378,7 +381,7 @@ static PyObject *queue_submit(struct queue *self, PyObject *argument)
 			return NULL;
 		if (core_queue_submit(self->core, &job))
 			break;
-		if (!wait_for(self, method, job, core_time_left(deadline),
+		if (!wait_for(self, method, job, &timeout,
 			      "%s: the queue has no room for the job yet: its jobs wait for words "
 			      "that are not set"))
 			return NULL;
@@ -397,7 +400,7 @@ static PyObject *queue_wait_for(struct queue *self, PyObject *args)
 
 	if (!PyArg_ParseTuple(args, "KO:_wait", &job, &object) ||
 	    !core_as_timeout("CopyJob.wait", object, &timeout) ||
-	    !wait_for(self, "CopyJob.wait", job, timeout, "%s: the job is not done in time"))
+	    !wait_for(self, "CopyJob.wait", job, &timeout, "%s: the job is not done in time"))
 		return NULL;
 	Py_RETURN_NONE;
 }

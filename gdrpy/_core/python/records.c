@@ -143,15 +143,16 @@ static bool push_look(void *context)
 	return end->has_news(end->self);
 }
 
-static bool wait_for_room(const struct core_pushing *end, int64_t deadline)
+static bool wait_for_room(const struct core_pushing *end, int64_t *timeout)
 {
 	struct core_spin spin = {.look = push_look,
 				 .may_go_on = push_may_go_on,
 				 .context = (void *)end,
 				 .looks = CORE_LOOKS_CACHED,
-				 .timeout = core_time_left(deadline)};
+				 .timeout = *timeout};
 	enum core_spin_end came = core_spin(&spin);
 
+	*timeout = spin.timeout;
 	if (came == CORE_SPIN_LATE)
 		PyErr_Format(core_error_timeout,
 			     end->is_held_up && end->is_held_up(end->self)
@@ -180,17 +181,16 @@ static bool push_all(const struct core_pushing *end, const char *records, uint64
 	uint64_t nbytes = end->nbytes;
 	uint64_t batch = nbytes < BATCH_NBYTES ? BATCH_NBYTES / nbytes : 1;
 	uint64_t pushed = end->push(end->self, records, count < batch ? count : batch);
-	int64_t deadline, since;
+	int64_t since;
 
 	if (pushed == count)
 		return true;
 
-	deadline = core_deadline(timeout);
 	since = core_now_ns();
 	do {
 		records += pushed * nbytes;
 		count -= pushed;
-		if ((!pushed && !wait_for_room(end, deadline)) || !let_others_run(&since) ||
+		if ((!pushed && !wait_for_room(end, &timeout)) || !let_others_run(&since) ||
 		    !end->may_push(end->self, end->method))
 			return false;
 		pushed = end->push(end->self, records, count < batch ? count : batch);
@@ -247,7 +247,7 @@ static int64_t wait_for_records(const struct core_popping *end, uint64_t most, P
 				 .context = (void *)end,
 				 .looks = end->looks};
 	enum core_spin_end came;
-	int64_t deadline, ready;
+	int64_t ready;
 
 	if (!core_as_timeout(end->method, limit, &spin.timeout) ||
 	    !end->may_pop(end->self, end->method))
@@ -256,9 +256,7 @@ static int64_t wait_for_records(const struct core_popping *end, uint64_t most, P
 	if (ready)
 		return ready;
 
-	deadline = core_deadline(spin.timeout);
 	do {
-		spin.timeout = core_time_left(deadline);
 		came = core_spin(&spin);
 		if (came == CORE_SPIN_LATE)
 			PyErr_Format(core_error_timeout, "%s: no record arrived in time",

@@ -8,18 +8,6 @@
 /* The time after which signals are checked and the CPU is yielded. */
 #define ROUND_NS 1000000
 
-int64_t core_deadline(int64_t timeout)
-{
-	return timeout == INT64_MAX ? INT64_MAX : core_now_ns() + timeout;
-}
-
-int64_t core_time_left(int64_t deadline)
-{
-	int64_t left = deadline == INT64_MAX ? INT64_MAX : deadline - core_now_ns();
-
-	return left > 0 ? left : 0;
-}
-
 static inline bool look(const struct core_spin *spin)
 {
 	int looks = spin->looks;
@@ -32,8 +20,8 @@ static inline bool look(const struct core_spin *spin)
 	return false;
 }
 
-static bool look_for_a_round(const struct core_spin *spin, int64_t began, int64_t deadline,
-			     bool *late)
+/* Also tells what is left of the timeout then. */
+static bool look_for_a_round(const struct core_spin *spin, int64_t began, int64_t *left)
 {
 	int64_t now = core_now_ns();
 	int64_t end = now + ROUND_NS;
@@ -44,34 +32,37 @@ static bool look_for_a_round(const struct core_spin *spin, int64_t began, int64_
 			core_nap(now - began);
 		came = look(spin);
 		now = core_now_ns();
-		*late = now >= deadline;
-	} while (!came && !*late && now < end);
-	if (!came && !*late)
+		if (spin->timeout != INT64_MAX)
+			*left = now - began < spin->timeout ? spin->timeout - (now - began) : 0;
+	} while (!came && *left && now < end);
+	if (!came && *left)
 		sched_yield();
 	return came;
 }
 
-enum core_spin_end core_spin(const struct core_spin *spin)
+enum core_spin_end core_spin(struct core_spin *spin)
 {
+	int64_t began, left = spin->timeout;
+	enum core_spin_end end;
 	PyThreadState *thread;
-	int64_t began, deadline;
-	bool came, late;
+	bool came;
 
 	if (look(spin))
 		return CORE_SPIN_CAME;
 
 	began = core_now_ns();
-	deadline = core_deadline(spin->timeout);
-	for (;;) {
+	do {
 		thread = PyEval_SaveThread();
-		came = look_for_a_round(spin, began, deadline, &late);
+		came = look_for_a_round(spin, began, &left);
 		PyEval_RestoreThread(thread);
 
 		if (came)
-			return CORE_SPIN_CAME;
-		if (PyErr_CheckSignals() || !spin->may_go_on(spin->context))
-			return CORE_SPIN_ERROR;
-		if (late)
-			return CORE_SPIN_LATE;
-	}
+			end = CORE_SPIN_CAME;
+		else if (PyErr_CheckSignals() || !spin->may_go_on(spin->context))
+			end = CORE_SPIN_ERROR;
+		else
+			end = CORE_SPIN_LATE;
+	} while (end == CORE_SPIN_LATE && left);
+	spin->timeout = left;
+	return end;
 }

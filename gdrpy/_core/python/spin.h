@@ -15,9 +15,9 @@ struct core_spin {
 	bool (*look)(void *context);	  /* whether the wait is over; runs without the GIL */
 	bool (*may_go_on)(void *context); /* called now and then; false with an exception set */
 	void *context;
-	int looks; /* per reading of the clock, which takes as long as some looks */
-	int64_t timeout;
-	bool naps; /* between looks at what takes long, instead of using a CPU */
+	int looks;	 /* per reading of the clock, which takes as long as some looks */
+	int64_t timeout; /* INT64_MAX is forever; core_spin() leaves what is left of it */
+	bool naps;	 /* between looks at what takes long, instead of using a CPU */
 };
 
 enum core_spin_end {
@@ -28,12 +28,9 @@ enum core_spin_end {
 
 /*
  * Call look() until it returns true: a microsecond or two with the GIL held, then without, so that
- * other Python threads run and signals are handled. look() is called even if the timeout is 0.
+ * other Python threads run and signals are handled. look() is called even if the timeout is 0. The
+ * first microseconds take nothing from the timeout, as they read no clock.
  */
-enum core_spin_end core_spin(const struct core_spin *spin);
-
-/* The end of a timeout that begins now, and the time left until then; INT64_MAX is forever. */
-int64_t core_deadline(int64_t timeout);
-int64_t core_time_left(int64_t deadline);
+enum core_spin_end core_spin(struct core_spin *spin);
 
 #endif

@@ -119,26 +119,17 @@ class InboxWriter
 	 */
 	template <class T> __device__ bool push(const T &record)
 	{
-		gdr_release_fence();
-		return push_relaxed(record);
+		Together together(inbox_.reserved);
+
+		return push(record, together, reserve(together, true));
 	}
 
 	/* The same in less time, for a record that tells of nothing else that was stored. */
 	template <class T> __device__ bool push_relaxed(const T &record)
 	{
 		Together together(inbox_.reserved);
-		unsigned long long number = reserve(together);
-		int free = 0;
 
-		/* No thread waits for the others before it has stored: they may need its slot. */
-		do {
-			if (!free) {
-				free = gdr_inbox_free(&inbox_, number, &taken_);
-				if (free > 0)
-					slots_.put(number, record);
-			}
-		} while (__any_sync(together.mask, !free));
-		return free > 0;
+		return push(record, together, reserve(together, false));
 	}
 
 	/* The same as push(), but false also if there is no room now. */
@@ -168,7 +159,7 @@ class InboxWriter
 	 */
 	__device__ unsigned long long reserve()
 	{
-		return reserve(Together(inbox_.reserved));
+		return reserve(Together(inbox_.reserved), false);
 	}
 
 	__device__ bool wait(unsigned long long number)
@@ -223,13 +214,33 @@ class InboxWriter
 		}
 	};
 
-	__device__ unsigned long long reserve(const Together &together) const
+	/* With a fence, which takes as long, while the numbers are on their way. */
+	__device__ unsigned long long reserve(const Together &together, bool fence) const
 	{
 		unsigned long long first = 0;
 
 		if (together.leads())
 			first = gdr_inbox_reserve(&inbox_, together.count);
+		if (fence)
+			gdr_release_fence();
 		return together.from_leader(first) + together.rank;
+	}
+
+	/* Pushes as a reserved number. */
+	template <class T>
+	__device__ bool push(const T &record, const Together &together, unsigned long long number)
+	{
+		int free = 0;
+
+		/* No thread waits for the others before it has stored: they may need its slot. */
+		do {
+			if (!free) {
+				free = gdr_inbox_free(&inbox_, number, &taken_);
+				if (free > 0)
+					slots_.put(number, record);
+			}
+		} while (__any_sync(together.mask, !free));
+		return free > 0;
 	}
 
 	const gdr_inbox inbox_;

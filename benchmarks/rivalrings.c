@@ -74,3 +74,10 @@ uint64_t bench_play_hand(void *token, void *ring, uint64_t done, uint64_t rounds
 	return play_rounds(tell_in_host_memory, token, take_of_hand, ring, done, rounds, limit,
 			   samples, check);
 }
+
+uint64_t bench_play_hand_mapped(void *token, void *ring, uint64_t done, uint64_t rounds,
+				uint64_t limit, uint64_t *samples, struct check *check)
+{
+	return play_rounds(tell_by_mapping, token, take_of_hand, ring, done, rounds, limit, samples,
+			   check);
+}

@@ -176,8 +176,10 @@ def _measure(session: Session, library: ctypes.CDLL, fifo: Mscclpp | None) -> No
                 _inbox(library, image, name, nbytes, f"{kind}{kernel}", threads)
             )
 
-        def hand(nbytes: int, kernel: str, threads: int, name: str) -> Ring:
-            return undo.enter_context(_hand(library, image, name, nbytes, f"hand{kernel}", threads))
+        def hand(nbytes: int, kernel: str, threads: int, name: str, mapped: bool = False) -> Ring:
+            return undo.enter_context(
+                _hand(library, image, name, nbytes, f"hand{kernel}", threads, mapped)
+            )
 
         found = [
             ring
@@ -192,6 +194,7 @@ def _measure(session: Session, library: ctypes.CDLL, fifo: Mscclpp | None) -> No
             inbox("inbox", 16, "_answer", 1, f"{INBOX}, {MAPPED}"),
             inbox("relaxed", 16, "_answer", 1, f"{RELAXED}, {MAPPED}"),
             hand(16, "_answer", 1, f"{HAND}, {PINNED}"),
+            hand(16, "_answer", 1, f"{HAND}, {MAPPED}", mapped=True),
         ]
         if fifo:
             found.append(undo.enter_context(fifo.ring(FIFO, b"fifo16", _THREADS)))
@@ -289,9 +292,18 @@ def _inbox(
 
 @contextmanager
 def _hand(
-    library: ctypes.CDLL, image: bytes, name: str, nbytes: int, kernel: str, threads: int
+    library: ctypes.CDLL,
+    image: bytes,
+    name: str,
+    nbytes: int,
+    kernel: str,
+    threads: int,
+    mapped: bool,
 ) -> Iterator[Ring]:
-    """The hand-written ring, in page-locked memory of its own."""
+    """The hand-written ring, in page-locked memory of its own.
+
+    ``mapped`` says whether the CPU stores its word through a mapping, instead of to host memory.
+    """
     words = nbytes // 8
     slots_nbytes = _CAPACITY * (words + 2) * 8
     with (
@@ -301,16 +313,17 @@ def _hand(
         gpukernels.loaded(image, kernel.encode(), threads, *_KINDS) as launch,
     ):
         host.write(bytes(host.nbytes))
-        tail, token = (host.flag(slots_nbytes + at, 8) for at in (0, 256))
+        tail = host.flag(slots_nbytes, 8)
+        token = region.flag(_TOKEN, 8) if mapped else host.flag(slots_nbytes + 256, 8)
+        told = (region.cpu.address if mapped else host.address) + token.offset
+        play = library.bench_play_hand_mapped if mapped else library.bench_play_hand
         handle = np.array([_CAPACITY, region.ptr + _HEAD, host.ptr, tail.ptr], np.uint64)
         region.write(bytes(4096))
         region.write(handle)
         addresses = (host.address, host.address + tail.offset)
         reader = HandReader(_CAPACITY, words, *addresses)
-        ends = (ctypes.addressof(reader), host.address + token.offset, library.bench_take_hand)
-        ring = Ring(
-            name, nbytes, region.ptr, token.ptr, *ends, library.bench_play_hand, launch, stream
-        )
+        ends = (ctypes.addressof(reader), told, library.bench_take_hand)
+        ring = Ring(name, nbytes, region.ptr, token.ptr, *ends, play, launch, stream)
 
         def release() -> None:
             token.set(_ENDLESS)
@@ -391,6 +404,7 @@ def built() -> ctypes.CDLL:
         library = ctypes.CDLL(str(native.compiled(arguments, Path(folder) / "rivalrings.so")))
     for name in ("inbox", "hand"):
         _typed(library, name, name)
+    _typed(library, "hand", "hand_mapped")
     return library
 
 

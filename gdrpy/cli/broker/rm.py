@@ -1,6 +1,7 @@
 """Deletes the names of regions. Processes that hold such a region keep it; its memory
 returns to the GPU when the last of them closes it. The files of a checkpoint go with it;
-one of them alone is only deleted with -r.
+one of them alone is only deleted with -r. A channel, inbox or link goes with its host
+memory, NAME/host, and its open ends raise Closed.
 
 examples:
   gdrpy rm table
@@ -21,6 +22,7 @@ from collections.abc import Iterator
 
 from gdrpy.broker.client.arguments import as_name
 from gdrpy.broker.client.broker import Broker
+from gdrpy.broker.replies import RegionInfo
 from gdrpy.cli import broker, options
 from gdrpy.cli.broker.checkpoints import check_alone
 from gdrpy.cli.exits import FAILED, OK, CommandError, words_of
@@ -46,8 +48,11 @@ def run(args: argparse.Namespace, output: Output) -> int:
             if name in deleted:
                 continue
             try:
+                region = broker.readable(client, name)
                 if not args.recursive:
-                    check_alone(client, "rm", broker.readable(client, name))
+                    check_alone(client, "rm", region)
+                if _is_ring(client, region):
+                    client.delete(f"{name}/host")
                 client.delete(name)
             except (CommandError, NotFound, PermissionDenied) as error:
                 errors[name] = broker.typed("rm", words_of(error))
@@ -57,6 +62,14 @@ def run(args: argparse.Namespace, output: Output) -> int:
                 deleted[name] = None
     output.finish({"deleted": list(deleted), "errors": errors})
     return FAILED if errors else OK
+
+
+def _is_ring(client: Broker, region: RegionInfo | None) -> bool:
+    """Whether a region is a named channel, inbox or link that has its host memory."""
+    if region is None or (region.metadata or {}).get("format") != "ring":
+        return False
+    host = broker.readable(client, f"{region.name}/host")
+    return host is not None and host.metadata == region.metadata
 
 
 def _wanted(client: Broker, args: argparse.Namespace) -> Iterator[str]:

@@ -1,8 +1,8 @@
 """Measures the loop of a program in which the CPU decides and a resident kernel reacts: how long
-until the CPU knows that the kernel has its word, or has the kernel's. One round at a
-time, from Python; the clock is read before and after, and its cost is printed and not
-subtracted. Every answer must be its round's. --json has more percentiles than the
-table, and the histograms.
+a round takes from the CPU to the kernel and back. There is one round at a time, from
+Python. The clock is read before and after each; its cost is printed, and not
+subtracted. Each answer is compared with the one that its round must have. --json has
+more percentiles than the table, and the histograms.
 
   flag  Flag.set, until Flag.wait has the kernel's answer, one store. The flag lies in
         GPU memory, where the CPU stores through the mapping, or in pinned (page-locked
@@ -13,16 +13,16 @@ table, and the histograms.
   pop   Flag.set, by which the kernel is asked for a record, until Inbox.pop has it.
   call  Link.call: a request, until the kernel's answer is there.
 
-CPU and GPU have no common clock, so no figure is of one direction alone: 'push' has the
-way back of a counter in it, and 'pop' the way there of a flag, as 'flag GPU -> pinned'
-has both. Records, requests and answers have 64 bytes; the kernel pushes and answers
-without a fence (push_relaxed, answer_relaxed).
+CPU and GPU have no common clock, so no figure is of one direction alone: 'push'
+includes the counter's way back to the CPU, and 'pop' the flag's way to the GPU.
+Records, requests and answers have 64 bytes; the kernel pushes and answers without a
+fence (push_relaxed, answer_relaxed).
 
---cpu keeps the thread that plays on one CPU, such as one that was isolated for it. The
+--cpu keeps the measuring thread on one CPU, such as one that was isolated for it. The
 GPU's part is a kernel of one thread. The driver assembles it, so no compiler is needed.
-It ends with its rounds, and when this program ends. A program that is stopped (Ctrl-Z)
-leaves it running, and waiting. The simulated GPU has no kernels: there a Python thread
-answers, and the figures are those of two Python threads.
+The kernel ends after its rounds, and when this program ends. If this program is
+stopped (Ctrl-Z), the kernel goes on waiting. The simulated GPU has no kernels: there a
+Python thread answers, and the figures are those of two Python threads.
 
 examples:
   gdrpy pplat
@@ -107,7 +107,7 @@ def add_arguments(parser: CommandParser) -> None:
     default = f"(default: {_ROUNDS}, and {_SIMULATED_ROUNDS} on the simulated GPU)"
     about = f"rounds of each row {default}"
     parser.option("--count", options.positive_number, "N", about)
-    parser.option("--cpu", _cpu, "N", "the CPU to play on (default: any)")
+    parser.option("--cpu", _cpu, "N", "the CPU to measure from (default: any)")
     plot.add_option(parser, "the distributions")
 
 

@@ -81,7 +81,7 @@ def only(call: str, last: weakref.ref[E] | None, end: E) -> weakref.ref[E]:
     """Remember the end that ``call`` makes. Raises ValueError if the last one is still open."""
     other = last() if last else None
     if other is not None and not other.closed:
-        owner, name = call.lower().split(".")
+        owner, name = call.split(".")
         raise ValueError(f"{call}: this {owner} has a {name}, and may have only one")
     return weakref.ref(end)
 

@@ -316,7 +316,7 @@ class TestWriter:
         assert inbox.pop_many() == b"".join(record(i) for i in range(3))
 
     def test_has_no_other_beside_it(self, inbox, writer):
-        with pytest.raises(ValueError, match=r"Inbox.writer: this inbox has a writer, and may hav"):
+        with pytest.raises(ValueError, match=r"Inbox.writer: this Inbox has a writer, and may hav"):
             inbox.writer()
 
     def test_that_is_closed_pushes_nothing(self, inbox, writer, record):

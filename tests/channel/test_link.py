@@ -202,7 +202,7 @@ class TestCall:
 
     @pytest.mark.parametrize("nbytes", [0, 16, 31, 33, 64])
     def test_of_another_size_is_refused(self, link, server, nbytes):
-        message = f"Link.call: a record has 32 bytes, but {nbytes} were given"
+        message = f"Link.call: a request has 32 bytes, but {nbytes} were given"
         with pytest.raises(ValueError, match=message):
             link.call(bytes(nbytes), timeout=0)
         with pytest.raises(gdrpy.Timeout):
@@ -432,7 +432,7 @@ class TestServer:
         assert server.pop(timeout=0) == request_of(0)
 
     def test_has_no_other_beside_it(self, link, server):
-        with pytest.raises(ValueError, match=r"Link.server: this link has a server, and may have"):
+        with pytest.raises(ValueError, match=r"Link.server: this Link has a server, and may have"):
             link.server()
 
     def test_goes_on_where_another_has_left_off(self, link, request_of):

@@ -16,7 +16,7 @@ import gdrpy
 from gdrpy.channel import KernelEnd
 
 SOON = 20.0
-GONE = "its process has closed the kernel's end, or has ended"
+GONE = "the kernel's end was closed, or its process has ended"
 
 
 def word(value: int) -> bytes:
@@ -173,7 +173,7 @@ class TestEnd:
             with pytest.raises(gdrpy.InvalidRequest, match=r"'ring' is of a Channel: call reader"):
                 end.writer()
             reader = end.reader()
-            with pytest.raises(ValueError, match="this kernelend has a reader"):
+            with pytest.raises(ValueError, match="this KernelEnd has a reader"):
                 end.reader()
             reader.close()
 

@@ -87,7 +87,7 @@ class TestReader:
         assert full.reader().pop() == record(3)
 
     def test_has_no_other_beside_it(self, full, reader, record):
-        with pytest.raises(ValueError, match="this channel has a reader, and may have only one"):
+        with pytest.raises(ValueError, match="this Channel has a reader, and may have only one"):
             full.reader()
         assert reader.pop() == record(0)
 

@@ -202,7 +202,7 @@ static int64_t submit(struct link *self, const char *method, PyObject *object, i
 		return -1;
 	nbytes = (Py_ssize_t)self->end.link.requests.record_nbytes;
 	if (record.nbytes != nbytes)
-		PyErr_Format(PyExc_ValueError, "%s: a record has %zd bytes, but %zd were given",
+		PyErr_Format(PyExc_ValueError, "%s: a request has %zd bytes, but %zd were given",
 			     method, nbytes, record.nbytes);
 	else
 		number = push_request(self, method, record.data, timeout, claim);

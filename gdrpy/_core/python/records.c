@@ -102,8 +102,8 @@ const char *core_ring_refusal(enum core_ring_state state)
 {
 	switch (state) {
 	case CORE_END_GONE:
-		return "its process has closed the kernel's end, or has ended: another may take "
-		       "over";
+		return "the kernel's end was closed, or its process has ended: try again when a "
+		       "process has opened it";
 	case CORE_END_LOST:
 		return "it was deleted, or the broker lost its state: open it again";
 	default:

@@ -58,12 +58,12 @@ print(ptx.decode())
 """
 
 
-def ptx_of(source: str, folder: Path, architecture: str = "compute_90") -> str:
+def ptx_of(source: str, folder: Path, architecture: str = "compute_90", *options: str) -> str:
     """The PTX of a program without a warning."""
     path = folder / "kernel.cu"
     path.write_text(source)
-    options = (f"--gpu-architecture={architecture}", f"-I{gdrpy.channel.include_dir()}")
-    command = [sys.executable, "-c", COMPILER, path, *options]
+    include = f"-I{gdrpy.channel.include_dir()}"
+    command = [sys.executable, "-c", COMPILER, path, f"-arch={architecture}", include, *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
@@ -84,6 +84,9 @@ class TestHeader:
     @pytest.mark.parametrize("kernel", KERNELS)
     def test_compiles_without_a_warning(self, kernel, architecture, tmp_path):
         assert ".entry" in ptx_of(KERNELS[kernel], tmp_path, architecture)
+
+    def test_compiles_as_the_dialect_that_nvrtc_of_cuda_11_begins_with(self, tmp_path):
+        assert ptx_of(ECHO, tmp_path, "compute_90", "--std=c++03") == ptx_of(ECHO, tmp_path)
 
 
 #: Pushes or answers 16 bytes.

@@ -60,7 +60,7 @@ class SlotWriter
 	/* Stores a record, a trivial type of up to record_nbytes bytes; zeros follow it. */
 	template <class T> __device__ void put(unsigned long long number, const T &value) const
 	{
-		constexpr unsigned int pieces = (sizeof(T) + 15) / 16;
+		const unsigned int pieces = (sizeof(T) + 15) / 16;
 		union {
 			uint4 pieces[(sizeof(T) + 15) / 16];
 			T value;
@@ -557,7 +557,7 @@ class LinkServer
       private:
 	/* The words that a T has in a slot. */
 	template <class T> struct Slot {
-		enum : unsigned int {
+		enum {
 			pieces = (sizeof(T) + 15) / 16
 		};
 

@@ -140,7 +140,7 @@ class KernelEnd(End):
     @property
     def closed(self) -> bool:
         """Whether close() has been called."""
-        return self._named._closed
+        return self._ring is None
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until there is work for a kernel, and make the ring ready: then launch it.
@@ -224,7 +224,7 @@ class KernelEnd(End):
         return stand_in
 
     def _check(self, call: str) -> None:
-        if self._named._closed:
+        if self._ring is None:
             raise Closed(f"{call}: this end is closed: open another")
         if self._named.closed:
             raise Forked(

@@ -207,6 +207,23 @@ class TestEnd:
             for closing in [closers.submit(channel._named.close) for _ in range(2)]:
                 closing.result(SOON)
 
+    def test_of_the_kernel_that_is_closed_ends_a_wait_of_another_thread(
+        self, broker, channel, monkeypatch
+    ):
+        end = KernelEnd(broker, "ring")
+        channel._named.close()  # as if its process had died
+        with ThreadPoolExecutor(1) as executor:
+            waiting = executor.submit(until_closed, lambda: end.wait(SOON))
+            until(lambda: end._condition._waiters)
+            closing = end._descriptor.close
+
+            def close_late() -> None:  # as while kernels run
+                assert "this end is closed: open another" in waiting.result(SOON)
+                closing()
+
+            monkeypatch.setattr(end._descriptor, "close", close_late, raising=False)
+            end.close()
+
     def test_is_no_region_that_no_process_is_bound_to(self, broker, channel):
         with broker.allocate("ring/cpu.0", 1, "cpu", mode=0o644) as region:
             region.seal()

@@ -165,14 +165,13 @@ class KernelEnd(End):
                         f"{call}: {self.name!r} was deleted, or the broker lost its state: close "
                         f"this end, and open the next"
                     )
-                left = self._ring._begin(self._caller)
-                if self._present or left:
+                if self._ring._begin(self._caller) or self._present:
                     self._ended = False
                     return True
                 if self._finished:
                     return False
-                time_left = None if until is None else max(0.0, until - time.monotonic())
-                if not self._condition.wait(time_left):
+                left = None if until is None else max(0.0, until - time.monotonic())
+                if not self._condition.wait(left and min(left, threading.TIMEOUT_MAX)):
                     raise Timeout(
                         f"{call}: {self.name!r} has no CPU's end, and none came within {timeout} s"
                     )

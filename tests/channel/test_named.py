@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import threading
@@ -167,6 +168,15 @@ class TestEnd:
             thread.join()
             made[0].close()
         other.close()
+
+    def test_of_the_kernel_waits_without_an_end_if_it_is_told_to(self, broker, channel):
+        end = KernelEnd(broker, "ring", wait=math.inf)
+        channel._named.close()  # as if its process had died
+        with ThreadPoolExecutor(1) as executor:
+            waiting = executor.submit(until_closed, lambda: end.wait(math.inf))
+            until(lambda: end._condition._waiters)
+            end.close()
+            assert "this end is closed: open another" in waiting.result(SOON)
 
     def test_lends_only_the_stand_in_of_its_kind(self, broker, channel):
         with KernelEnd(broker, "ring") as end:

@@ -66,8 +66,10 @@ class KernelEnd(End):
         self._condition = threading.Condition()
         #: Of the threads that ask the broker: what was asked later is noted later.
         self._asking = threading.Lock()
-        #: The CPU's ends that are there, and whether the last one that left has closed its end.
+        #: The CPU's ends that are there, the one that was closed last, and whether it was the last
+        #: one that left.
         self._present: set[int] = set()
+        self._closer = 0
         self._finished = self._lost = False
         #: Whether kernels are told of an end: until wait() finds that there is work.
         self._ended = False
@@ -90,7 +92,6 @@ class KernelEnd(End):
             self._descriptor: Region = undo.keep(alloc(4096, device))
             self._descriptor.write(self._ring._descriptor())
             self._device = device
-            self._finished = self._ring._closer != 0
             self._look(set())
             self._ring._begin(self._caller)
             named.tell()
@@ -187,10 +188,13 @@ class KernelEnd(End):
                 return
             self._lost = found is None
             present = set() if found is None else found.cpu
-            left = self._present - present
+            left, closer = self._present - present, self._ring._closer
             self._present = present
-            if left:
-                self._finished = self._ring._closer in left
+            if closer != self._closer:  # perhaps it also came since the last look
+                self._finished = closer != 0
+            elif left:
+                self._finished = closer in left
+            self._closer = closer
             # A kernel that saw an end before is launched again after wait() alone.
             self._ended |= self._lost or bool(left and (not present or self.kind != "Channel"))
             if self._ended:  # told again at each look: the next reader tells of room in that word

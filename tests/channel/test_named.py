@@ -323,6 +323,51 @@ class TestChannel:
                 end.wait(0.01)
 
 
+class TestFinished:
+    """Whether wait() tells that the last CPU's end was closed."""
+
+    @pytest.fixture
+    def late(self, monkeypatch):
+        """Holds the looks of an end up, and returns what lets them go on."""
+
+        def held_up(end):
+            looks, goes_on, listed = threading.Event(), threading.Event(), end._named.listed
+
+            def listed_late():
+                looks.set()
+                assert goes_on.wait(SOON)
+                return listed()
+
+            monkeypatch.setattr(end._named, "listed", listed_late)
+            assert looks.wait(SOON)
+            return goes_on
+
+        return held_up
+
+    def test_is_true_of_one_that_came_and_went_between_two_looks(self, broker, channel, late):
+        with KernelEnd(broker, "ring") as end:
+            reader = end.reader()
+            channel._named.close()  # as if its process had died
+            assert reader.pop(SOON) is None
+            goes_on = late(end)
+            with gdrpy.Channel(16, 8, broker=broker, name="ring") as other:
+                other.push(word(1))
+            goes_on.set()
+            assert end.wait(SOON)
+            assert reader.pop(SOON) == word(1)
+            assert end.wait(SOON) is False
+
+    @pytest.mark.parametrize("make", [gdrpy.Channel, gdrpy.Inbox, gdrpy.Link])
+    def test_is_false_if_another_began_and_died_before_there_was_a_kernel(self, broker, make):
+        make(16, broker=broker, name="ring").close()
+        make(16, broker=broker, name="ring")._named.close()  # as if its process had died
+        with KernelEnd(broker, "ring") as end:
+            with pytest.raises(gdrpy.Timeout, match="'ring' has no CPU's end, and none came"):
+                end.wait(0.01)
+            make(16, broker=broker, name="ring").close()
+            assert end.wait(SOON) is False
+
+
 class TestTurn:
     """The word of the host memory that says whose turn it is."""
 

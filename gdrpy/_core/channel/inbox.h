@@ -21,7 +21,7 @@
 #define CORE_INBOX_HEAD 128
 /* Of a named inbox alone. */
 #define CORE_INBOX_BEGAN 64   /* the first number that kernels launched last were to take */
-#define CORE_INBOX_CLOSER 192 /* the reader that closed it last */
+#define CORE_INBOX_CLOSER 192 /* the reader that closed it last; 0 if another has begun */
 #define CORE_INBOX_SLOTS 256
 
 /* So that no two records of a slot, one after the other, have the same stamp. */

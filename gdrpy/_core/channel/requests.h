@@ -24,7 +24,7 @@
 /* Of a named link alone. */
 #define CORE_LINK_ACCEPTED 72 /* the caller that the kernel's end has taken up */
 #define CORE_LINK_BEGAN 80    /* the first request that this kernel's end was to take */
-#define CORE_LINK_CLOSER 88   /* the caller that closed it last */
+#define CORE_LINK_CLOSER 88   /* the caller that closed it last; 0 if another has begun */
 
 struct core_requests {
 	struct gdr_link link;	     /* its addresses are this process's */

@@ -19,7 +19,10 @@
 /* Offsets in the host memory, apart because the consumer stores the head often, `stopped` once. */
 #define CORE_RING_HEAD 0
 #define CORE_RING_STOPPED 128
-/* Of a named channel alone: what its producers share, and which of them closed it last. */
+/*
+ * Of a named channel alone: what its producers share, and which of them closed it last, 0 if
+ * another has begun.
+ */
 #define CORE_RING_TURNS 64
 #define CORE_RING_CLOSER 192
 #define CORE_RING_HOST_NBYTES 256

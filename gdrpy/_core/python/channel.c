@@ -345,10 +345,11 @@ static int channel_init(struct channel *self, PyObject *args, PyObject *kwargs)
 	self->may_push = memory->end == CORE_CPU_END ? may_have_turn : may_have_room;
 	if (memory->end == CORE_BOTH_ENDS)
 		core_ring_begin(ring, memory->gpu->address, memory->gpu_ptr, memory->host_ptr);
-	else if (memory->end == CORE_CPU_END)
+	else if (memory->end == CORE_CPU_END) {
 		core_turns_join(&self->turns, &self->producer, memory->host->address,
 				memory->number);
-	else
+		core_ring_store(memory, CORE_RING_CLOSER, 0);
+	} else
 		self->state = CORE_END_CLOSED; /* it has no producer */
 	return 0;
 }
@@ -401,7 +402,7 @@ static PyGetSetDef channel_getset[] = {
 	{"popped", (getter)channel_popped, NULL, "How many records the consumer has taken.", NULL},
 	{"closed", (getter)channel_closed, NULL, "Whether close() has been called.", NULL},
 	{"_holder", (getter)channel_holder, NULL, "The producer whose turn it is, or 0.", NULL},
-	{"_closer", (getter)channel_closer, NULL, "The producer that closed it last, or 0.", NULL},
+	{"_closer", (getter)channel_closer, NULL, "The producer that closed it, or 0.", NULL},
 	{NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -234,6 +234,7 @@ static bool begin(struct gdr_inbox_reader *reader, const struct core_ring_memory
 			"Inbox: a counter was overwritten with an impossible value: delete "
 			"the inbox");
 	gdr_inbox_begin(reader);
+	core_ring_store(memory, CORE_INBOX_CLOSER, 0);
 	return true;
 }
 
@@ -303,7 +304,7 @@ static PyGetSetDef inbox_getset[] = {
 	{"popped", (getter)inbox_popped_alone, NULL, "How many records were taken.", NULL},
 	{"closed", (getter)inbox_closed, NULL, "Whether close() has been called.", NULL},
 	{"_reserved", (getter)inbox_reserved, NULL, "How many numbers producers took.", NULL},
-	{"_closer", (getter)inbox_closer, NULL, "The reader that closed it last, or 0.", NULL},
+	{"_closer", (getter)inbox_closer, NULL, "The reader that closed it, or 0.", NULL},
 	{"c_reader", (getter)inbox_c_reader, NULL,
 	 "Address of the ``struct gdr_inbox_reader`` for C code of this process, which calls the\n"
 	 "functions of gdrpy/inbox.h. No other thread may take records or close the\n"

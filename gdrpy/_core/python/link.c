@@ -386,6 +386,7 @@ static void join(struct link *self)
 	pushed = self->end.pushed = core_requests_count(&self->end);
 	self->lost_below = began(self);
 	self->state = CORE_END_WAITING;
+	core_ring_store(&self->memory, CORE_LINK_CLOSER, 0);
 	for (number = pushed > capacity ? pushed - capacity : 0; number < pushed; number++)
 		if (number >= self->lost_below && !has_arrived(self, number))
 			*claim_of(self, number) = UNCLAIMED;
@@ -486,7 +487,7 @@ static PyMethodDef link_methods[] = {
 
 static PyGetSetDef link_getset[] = {
 	{"closed", (getter)link_closed, NULL, "Whether close() has been called.", NULL},
-	{"_closer", (getter)link_closer, NULL, "The caller that closed it last, or 0.", NULL},
+	{"_closer", (getter)link_closer, NULL, "The caller that closed it, or 0.", NULL},
 	{NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self, TypeAlias
 
 from gdrpy._core import _mapping
-from gdrpy._core._mapping import Undo
+from gdrpy._core._mapping import Descriptor, Undo
 from gdrpy.common.arguments import as_int
 from gdrpy.errors import (
     Error,
@@ -242,14 +242,12 @@ class Named:
     def watch(self, look: Look) -> None:
         """Have a thread call ``look``, a bound method, whenever an end may have come or gone."""
         self.broker._connection.reconnect = 0  # the thread tries again by itself
-        wake, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        arguments = (self.broker, self.names.prefix, wake, weakref.WeakMethod(look))
+        self._waker = Descriptor.opened(os.eventfd, 0)
+        arguments = (self.broker, self.names.prefix, self._waker, weakref.WeakMethod(look))
         thread = threading.Thread(target=_hear, args=arguments, name="gdrpy-ring", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:
-            os.close(wake)
-            os.close(self._waker)
             raise OutOfMemory(
                 f"{self.call}: {error}, and one must hear of the other end: raise the limit "
                 f"(ulimit -u), or end other threads"
@@ -257,9 +255,7 @@ class Named:
         self._thread = thread
 
     def _end_thread(self) -> None:
-        with suppress(BrokenPipeError):  # it has noticed that this is gone
-            os.write(self._waker, b"x")  # a forked child may have the pipe open too
-        os.close(self._waker)
+        os.eventfd_write(self._waker.fileno(), 1)
 
     def tell(self) -> None:
         """Tell the other ends that this one is ready."""
@@ -305,7 +301,10 @@ class Named:
         self._closed = True
         if self._thread is not None:
             self._end_thread()
+            if self._thread is threading.current_thread():
+                return  # by a finalizer, perhaps amid a broker's call: the rest goes with this
             self._thread.join()
+            self._waker.close()
         self.undo.close()
 
     def __del__(self) -> None:
@@ -321,45 +320,42 @@ def _leave(broker: Broker, place: BrokerRegion) -> None:
     place.close()
 
 
-def _hear(broker: Broker, prefix: str, wake: int, method: weakref.WeakMethod[Look]) -> None:
+def _hear(broker: Broker, prefix: str, wake: Descriptor, method: weakref.WeakMethod[Look]) -> None:
     """Call a method after each event about names with a prefix, and every second; until it is told
     to end, or the method's object is gone.
     """
     ready: set[str] = set()
-    try:
-        while True:
-            try:
-                with own_connection(broker) as own, own.watch(prefix, 0.0) as watch:
-                    while True:
-                        look = method()
-                        if look is None:
-                            return
-                        try:
-                            look(ready)
-                        finally:
-                            del look  # which keeps the object
-                        ready.clear()
-                        if _is_woken(wake, watch.fileno(), _LOOK):
-                            return
-                        with suppress(Timeout):
-                            while True:
-                                event = next(watch)
-                                if event.kind == "sealed":
-                                    ready.add(str(event.name))
-            except broker._unreached:
-                if _is_woken(wake, None, _PAUSE):
-                    return
-    finally:
-        os.close(wake)
+    while True:
+        try:
+            with own_connection(broker) as own, own.watch(prefix, 0.0) as watch:
+                while True:
+                    look = method()
+                    if look is None:
+                        return
+                    try:
+                        look(ready)
+                    finally:
+                        del look  # which keeps the object
+                    ready.clear()
+                    if _is_woken(wake, watch.fileno(), _LOOK):
+                        return
+                    with suppress(Timeout):
+                        while True:
+                            event = next(watch)
+                            if event.kind == "sealed":
+                                ready.add(str(event.name))
+        except broker._unreached:
+            if _is_woken(wake, -1, _PAUSE):
+                return
 
 
-def _is_woken(wake: int, events: int | None, seconds: float) -> bool:
-    """Wait for events; whether the thread is to end."""
+def _is_woken(wake: Descriptor, events: int, seconds: float) -> bool:
+    """Wait for events, of a descriptor or -1; whether the thread is to end."""
     poll = select.poll()
     poll.register(wake, select.POLLIN)
-    if events is not None and events >= 0:
+    if events >= 0:
         poll.register(events, select.POLLIN)
-    return any(fd == wake for fd, _ in poll.poll(seconds * 1000))
+    return any(fd != events for fd, _ in poll.poll(seconds * 1000))
 
 
 class CpuEnd(Named):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +14,7 @@ from ringchildren import Notes, Nursery
 import gdrpy
 
 HERE = Path(__file__).parent
+SOON = 20.0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -22,9 +25,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def memory(nothing_leaks: None, request: pytest.FixtureRequest) -> Iterator[None]:
-    """Every test here also proves that nothing leaks, once pytest lets its arguments go."""
+    """Every test here also proves that nothing leaks, once pytest lets its arguments go, and the
+    threads of ends that were dropped have noticed.
+    """
     yield
     request.node.funcargs.clear()
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.name == "gdrpy-ring":
+            thread.join(SOON)
 
 
 @pytest.fixture

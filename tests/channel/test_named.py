@@ -9,6 +9,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
+from threading import Event
 
 import pytest
 from ringchildren import kill, until_closed
@@ -53,7 +55,7 @@ def until(happens) -> None:
     for _ in range(10_000):
         if happens():
             return
-        threading.Event().wait(0.001)
+        Event().wait(0.001)
     raise AssertionError("it did not happen")
 
 
@@ -63,7 +65,7 @@ def until_pushed(channel, record) -> None:
         try:
             channel.push(record, SOON)
         except gdrpy.Closed:
-            threading.Event().wait(0.001)
+            Event().wait(0.001)
         else:
             return
     raise AssertionError("it stayed closed")
@@ -234,6 +236,29 @@ class TestEnd:
             monkeypatch.setattr(end._descriptor, "close", close_late, raising=False)
             end.close()
 
+    def test_leaves_a_forked_child_no_descriptor(self, broker, channel):
+        with KernelEnd(broker, "ring") as end:
+            wakers = [one._named._waker.fileno() for one in (channel, end)]
+            pid = os.fork()
+            if pid == 0:
+                os._exit(sum(Path(f"/proc/self/fd/{number}").exists() for number in wakers))
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    def test_that_a_finalizer_closes_in_the_thread_that_hears_is_closed(self, broker, monkeypatch):
+        channel, errors, closed = gdrpy.Channel(16, 8, broker=broker, name="ring"), [], Event()
+
+        def listed_amid_a_collection():
+            try:
+                channel.close()
+            except RuntimeError as error:
+                errors.append(error)
+            closed.set()
+
+        with monkeypatch.context() as patched:
+            patched.setattr(channel._named, "listed", listed_amid_a_collection)
+            assert closed.wait(SOON)
+        assert (errors, channel.closed) == ([], True)
+
     def test_is_no_region_that_no_process_is_bound_to(self, broker, channel):
         with broker.allocate("ring/cpu.0", 1, "cpu", mode=0o644) as region:
             region.seal()
@@ -331,7 +356,7 @@ class TestFinished:
         """Holds the looks of an end up, and returns what lets them go on."""
 
         def held_up(end):
-            looks, goes_on, listed = threading.Event(), threading.Event(), end._named.listed
+            looks, goes_on, listed = Event(), Event(), end._named.listed
 
             def listed_late():
                 looks.set()
@@ -504,7 +529,7 @@ class TestInbox:
                 try:
                     found.append(inbox.pop(SOON))
                 except gdrpy.Closed:
-                    threading.Event().wait(0.001)
+                    Event().wait(0.001)
             assert found == [word(number) for number in range(8)]
 
     def test_refuses_pushes_once_its_reader_is_gone(self, broker, inbox):
@@ -521,7 +546,7 @@ class TestInbox:
     def test_is_closed_after_a_kernels_end_that_came_and_went_between_two_looks(
         self, broker, inbox, monkeypatch
     ):
-        looks, goes_on, listed = threading.Event(), threading.Event(), inbox._named.listed
+        looks, goes_on, listed = Event(), Event(), inbox._named.listed
 
         def listed_late():
             looks.set()

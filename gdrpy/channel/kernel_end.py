@@ -70,7 +70,10 @@ class KernelEnd(End):
         #: one that left.
         self._present: set[int] = set()
         self._closer = 0
-        self._finished = self._lost = False
+        self._finished = False
+        #: Why no CPU's end will be heard of any more, if so, and the error that it comes from.
+        self._lost = ""
+        self._failure: Exception | None = None
         #: Whether kernels are told of an end: until wait() finds that there is work.
         self._ended = False
         self._stand_in: weakref.ref[Any] | None = None
@@ -95,7 +98,7 @@ class KernelEnd(End):
             self._look(set())
             self._ring._begin(self._caller)
             named.tell()
-            named.watch(self._look)
+            named.watch(self)
             undo.forget()
 
     @property
@@ -163,9 +166,8 @@ class KernelEnd(End):
                 self._check(call)
                 if self._lost:
                     raise Closed(
-                        f"{call}: {self.name!r} was deleted, or the broker lost its state: close "
-                        f"this end, and open the next"
-                    )
+                        f"{call}: {self._lost}: close this end, and open the next"
+                    ) from self._failure
                 if self._ring._begin(self._caller) or self._present:
                     self._ended = False
                     return True
@@ -186,7 +188,8 @@ class KernelEnd(End):
         with self._condition:
             if self._ring is None or self._lost:
                 return
-            self._lost = found is None
+            if found is None:
+                self._lost = f"{self.name!r} was deleted, or the broker lost its state"
             present = set() if found is None else found.cpu
             left, closer = self._present - present, self._ring._closer
             self._present = present
@@ -196,10 +199,19 @@ class KernelEnd(End):
                 self._finished = closer in left
             self._closer = closer
             # A kernel that saw an end before is launched again after wait() alone.
-            self._ended |= self._lost or bool(left and (not present or self.kind != "Channel"))
+            self._ended |= bool(self._lost or (left and (not present or self.kind != "Channel")))
             if self._ended:  # told again at each look: the next reader tells of room in that word
                 self._ring._end()
             self._condition.notify_all()
+
+    def _fail(self, error: Exception) -> None:
+        """Tell kernels of the end, and wait() of the error, because no end will be heard of."""
+        with self._condition:
+            if self._ring is not None:
+                self._lost = "the thread that hears of the CPU's ends has failed"
+                self._failure, self._ended = error, True
+                self._ring._end()
+                self._condition.notify_all()
 
     def reader(self) -> ChannelReader:
         """A consumer on the CPU, in place of a kernel of a channel: see Channel.reader()."""

@@ -13,9 +13,9 @@ import select
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, Self
 
 from gdrpy._core import _mapping
 from gdrpy._core._mapping import Descriptor, Undo
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from gdrpy.broker.client.broker import Broker, BrokerRegion
 
 #: What _set_state() of the CPU's end is given: see enum core_ring_state.
-OPEN, GONE, LOST = 0, 2, 3
+OPEN, GONE, LOST, UNHEARD = range(4)
 #: Which end of a ring an object of the C core is: see enum core_ring_end.
 CPU_END, KERNEL_END = 1, 2
 
@@ -46,8 +46,15 @@ _LOOK, _PAUSE = 1.0, 0.1
 #: What new memory is written by, in bytes.
 _CHUNK = 1 << 20
 
-#: What is called after events: with the names of the ends that were ready since the last call.
-Look: TypeAlias = Callable[[set[str]], None]
+
+class Hearer(Protocol):
+    """What is called by the thread that hears of the other ends."""
+
+    def _look(self, ready: set[str]) -> None:
+        """After events: with the names of the ends that were ready since the last call."""
+
+    def _fail(self, error: Exception) -> None:
+        """At an error, with which the thread ends."""
 
 
 class Layout(NamedTuple):
@@ -239,11 +246,11 @@ class Named:
         with self.broker.watch(self.names.prefix, left) as watch, suppress(Timeout):
             next(watch)
 
-    def watch(self, look: Look) -> None:
-        """Have a thread call ``look``, a bound method, whenever an end may have come or gone."""
+    def watch(self, hearer: Hearer) -> None:
+        """Have a thread tell ``hearer`` whenever an end may have come or gone."""
         self.broker._connection.reconnect = 0  # the thread tries again by itself
         self._waker = Descriptor.opened(os.eventfd, 0)
-        arguments = (self.broker, self.names.prefix, self._waker, weakref.WeakMethod(look))
+        arguments = (self.broker, self.names.prefix, self._waker, weakref.ref(hearer))
         thread = threading.Thread(target=_hear, args=arguments, name="gdrpy-ring", daemon=True)
         try:
             thread.start()
@@ -254,7 +261,8 @@ class Named:
             ) from error
         self._thread = thread
 
-    def _end_thread(self) -> None:
+    def _wake(self) -> None:
+        """Have the thread end."""
         os.eventfd_write(self._waker.fileno(), 1)
 
     def tell(self) -> None:
@@ -273,7 +281,8 @@ class Named:
                 kernel = number
             elif names.is_cpu(name) and ready:
                 cpu.add(number)
-        if not same or self.number not in numbers or self.broker.life != self._life:
+        here = self._closed or self.number in numbers
+        if not same or not here or self.broker.life != self._life:
             return None
         return Listed(kernel, cpu, numbers)
 
@@ -299,18 +308,26 @@ class Named:
         if self.closed or not self._closing.acquire(blocking=False):
             return
         self._closed = True
-        if self._thread is not None:
-            self._end_thread()
-            if self._thread is threading.current_thread():
-                return  # by a finalizer, perhaps amid a broker's call: the rest goes with this
+        if self._thread is None:
+            self.undo.close()
+        elif self._thread is threading.current_thread():
+            self._wake()  # by a finalizer, perhaps amid a broker's call: the rest goes with this
+        elif self._is_awaited():
+            _leave(self.broker, self.place)  # the thread goes on until this is gone
+        else:
+            self._wake()
             self._thread.join()
             self._waker.close()
-        self.undo.close()
+            self._thread = None
+            self.undo.close()
+
+    def _is_awaited(self) -> bool:
+        """Whether a call may wait for the other end after close()."""
+        return False
 
     def __del__(self) -> None:
-        if not self.closed and self._thread is not None:
-            self._closed = True
-            self._end_thread()
+        if self._thread is not None and self._pid == os.getpid():
+            self._wake()
 
 
 def _leave(broker: Broker, place: BrokerRegion) -> None:
@@ -320,22 +337,15 @@ def _leave(broker: Broker, place: BrokerRegion) -> None:
     place.close()
 
 
-def _hear(broker: Broker, prefix: str, wake: Descriptor, method: weakref.WeakMethod[Look]) -> None:
-    """Call a method after each event about names with a prefix, and every second; until it is told
-    to end, or the method's object is gone.
+def _hear(broker: Broker, prefix: str, wake: Descriptor, end: weakref.ref[Hearer]) -> None:
+    """Have an end look after each event about names with a prefix, and every second; until it is
+    told to stop, or the end is gone.
     """
     ready: set[str] = set()
     while True:
         try:
             with own_connection(broker) as own, own.watch(prefix, 0.0) as watch:
-                while True:
-                    look = method()
-                    if look is None:
-                        return
-                    try:
-                        look(ready)
-                    finally:
-                        del look  # which keeps the object
+                while _tell(end, "_look", ready):
                     ready.clear()
                     if _is_woken(wake, watch.fileno(), _LOOK):
                         return
@@ -344,9 +354,21 @@ def _hear(broker: Broker, prefix: str, wake: Descriptor, method: weakref.WeakMet
                             event = next(watch)
                             if event.kind == "sealed":
                                 ready.add(str(event.name))
+                return
         except broker._unreached:
             if _is_woken(wake, -1, _PAUSE):
                 return
+        except Exception as error:
+            _tell(end, "_fail", error)
+            raise
+
+
+def _tell(end: weakref.ref[Hearer], what: str, argument: Any) -> bool:
+    """Call a method of an end, if it is still there; whether it is. Nothing else here keeps it."""
+    hearer = end()
+    if hearer is not None:
+        getattr(hearer, what)(argument)
+    return hearer is not None
 
 
 def _is_woken(wake: Descriptor, events: int, seconds: float) -> bool:
@@ -453,12 +475,12 @@ class CpuEnd(Named):
         self._ring = weakref.ref(ring)
         self.tell()
         self._look(set())
-        self.watch(self._look)
+        self.watch(self)
 
     def _look(self, ready: set[str]) -> None:
         """Tell the ring of what is at the other end, or was since the last look."""
         ring = self._ring()
-        if ring is None or self._closed:
+        if ring is None:
             return
         # Before the list: what was taken by a kernel's end that is in no later list is settled, and
         # a producer that has a turn is in every later list unless it is gone.
@@ -466,23 +488,27 @@ class CpuEnd(Named):
         holder = ring._holder if self.call == "Channel" else 0
         found = self.listed()
         if found is None:
-            self._set(ring, LOST, 0)
+            ring._set_state(LOST, 0, None)
             return
         if holder and holder not in found.numbers:
             ring._end_turn(holder)
         kernel = found.kernel
         self._had_kernel |= kernel is not None or self.names.kernel in ready
         if kernel is None:
-            self._set(ring, GONE if self._had_kernel else OPEN, reserved)
+            ring._set_state(GONE if self._had_kernel else OPEN, reserved, None)
         elif kernel != self._kernel:
-            self._set(ring, OPEN, 0)
+            ring._set_state(OPEN, 0, None)
         self._kernel = kernel
 
-    def _set(self, ring: Any, state: int, settled: int) -> None:
-        if self.call == "Inbox":
-            ring._set_state(state, settled)
-        else:
-            ring._set_state(state)
+    def _fail(self, error: Exception) -> None:
+        """Have calls raise Closed because of an error."""
+        ring = self._ring()
+        if ring is not None:
+            ring._set_state(UNHEARD, 0, error)
+
+    def _is_awaited(self) -> bool:
+        ring = self._ring()
+        return self.call != "Inbox" and ring is not None and ring._awaited
 
     def __repr__(self) -> str:
         return f"{self.names.memory!r} of the broker at {self.broker.socket}"

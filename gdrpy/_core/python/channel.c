@@ -18,10 +18,10 @@ static bool may_push(void *object, const char *method)
 
 	if (!core_channel_usable(self, method))
 		return false;
-	if (self->state == CORE_END_CLOSED)
+	if (self->closed)
 		reason = "the channel is closed";
 	else if (self->state)
-		reason = core_ring_refusal(self->state);
+		return core_ring_refuse(&self->memory, method, self->state);
 	else if (core_ring_stopped(&self->producer.ring))
 		reason = "the consumer has stopped";
 	else if (self->producer.broken)
@@ -38,13 +38,20 @@ static uint64_t push_records(void *self, const char *records, uint64_t count)
 	return core_ring_push(&((struct channel *)self)->producer, records, count);
 }
 
+/* Whether no push succeeds any more; runs without the GIL. */
+static bool is_over(const struct channel *self)
+{
+	return core_ring_stopped(&self->producer.ring) ||
+	       __atomic_load_n(&self->closed, __ATOMIC_RELAXED) ||
+	       __atomic_load_n(&self->state, __ATOMIC_RELAXED);
+}
+
 /* Runs without the GIL, so it leaves the computation of the room to core_ring_push(). */
 static bool may_have_room(void *object)
 {
 	struct channel *self = object;
 
-	return core_ring_moved(&self->producer) || core_ring_stopped(&self->producer.ring) ||
-	       __atomic_load_n(&self->state, __ATOMIC_RELAXED);
+	return core_ring_moved(&self->producer) || is_over(self);
 }
 
 /* The same with other producers, of whom each pushes in its turn. */
@@ -59,9 +66,7 @@ static bool may_have_turn(void *object)
 {
 	struct channel *self = object;
 
-	return core_turns_may_push(&self->turns, &self->producer.ring) ||
-	       core_ring_stopped(&self->producer.ring) ||
-	       __atomic_load_n(&self->state, __ATOMIC_RELAXED);
+	return core_turns_may_push(&self->turns, &self->producer.ring) || is_over(self);
 }
 
 static bool is_held_up(void *object)
@@ -106,9 +111,8 @@ static bool may_drain(void *context)
 
 	if (!core_channel_usable(wait->channel, "Channel.drain"))
 		return false;
-	return wait->channel->state <= CORE_END_CLOSED ||
-	       core_raise(core_error_closed, "Channel.drain: %s",
-			  core_ring_refusal(wait->channel->state));
+	return !wait->channel->state ||
+	       core_ring_refuse(&wait->channel->memory, "Channel.drain", wait->channel->state);
 }
 
 static PyObject *channel_drain(struct channel *self, CORE_PARAMETERS)
@@ -142,14 +146,14 @@ static PyObject *channel_drain(struct channel *self, CORE_PARAMETERS)
 
 static PyObject *channel_close(struct channel *self, void *Py_UNUSED(unused))
 {
-	if (self->state != CORE_END_CLOSED && core_ring_is_ours(&self->memory)) {
+	if (!self->closed && core_ring_is_ours(&self->memory)) {
 		if (self->memory.end == CORE_BOTH_ENDS)
 			core_ring_set_closed(&self->producer.ring, true);
 		else if (self->memory.end == CORE_CPU_END)
 			core_ring_store(&self->memory, CORE_RING_CLOSER, self->memory.number);
 	}
 	if (self->memory.gpu)
-		__atomic_store_n(&self->state, CORE_END_CLOSED, __ATOMIC_RELAXED);
+		__atomic_store_n(&self->closed, true, __ATOMIC_RELAXED);
 	Py_RETURN_NONE;
 }
 
@@ -192,7 +196,7 @@ static PyObject *channel_popped(struct channel *self, void *Py_UNUSED(unused))
 static PyObject *channel_closed(struct channel *self, void *Py_UNUSED(unused))
 {
 	return PyBool_FromLong(!self->memory.gpu ||
-			       __atomic_load_n(&self->state, __ATOMIC_RELAXED) == CORE_END_CLOSED);
+			       __atomic_load_n(&self->closed, __ATOMIC_RELAXED));
 }
 
 struct awaiting_room {
@@ -211,8 +215,7 @@ static bool has_room(void *context)
 
 	/* Impossible counters are left to the push. */
 	return pushed - core_ring_popped(ring) > ring->capacity ||
-	       ring->capacity - (pushed - core_ring_popped(ring)) >= wait->count ||
-	       core_ring_stopped(ring) || __atomic_load_n(&self->state, __ATOMIC_RELAXED);
+	       ring->capacity - (pushed - core_ring_popped(ring)) >= wait->count || is_over(self);
 }
 
 static bool may_await_room(void *context)
@@ -243,18 +246,21 @@ static PyObject *channel_await_room(struct channel *self, CORE_PARAMETERS)
 	return PyBool_FromLong(end == CORE_SPIN_CAME);
 }
 
-static PyObject *channel_set_state(struct channel *self, PyObject *object)
+static PyObject *channel_set_state(struct channel *self, PyObject *args)
 {
-	enum core_ring_state state, before;
+	unsigned long long settled;
+	enum core_ring_state state;
 
-	if (!core_ring_is_end(&self->memory, CORE_CPU_END) || !core_as_state(object, &state))
+	if (!core_ring_told(&self->memory, args, &state, &settled))
 		return NULL;
-	before = __atomic_load_n(&self->state, __ATOMIC_RELAXED);
-	while (before != CORE_END_CLOSED && /* which another thread may store now */
-	       !__atomic_compare_exchange_n(&self->state, &before, state, false, __ATOMIC_RELAXED,
-					    __ATOMIC_RELAXED))
-		;
+	__atomic_store_n(&self->state, state, __ATOMIC_RELAXED);
 	Py_RETURN_NONE;
+}
+
+static PyObject *channel_awaited(struct channel *self, void *Py_UNUSED(unused))
+{
+	return PyBool_FromLong(self->memory.gpu &&
+			       core_ring_popped(&self->producer.ring) < self->producer.tail);
 }
 
 static PyObject *channel_holder(struct channel *self, void *Py_UNUSED(unused))
@@ -323,6 +329,8 @@ CORE_METHOD_ALONE(channel_push, channel, push, "Channel.push", false)
 CORE_METHOD_ALONE(channel_push_many, channel, push, "Channel.push_many", true)
 CORE_METHOD_ALONE(channel_drain_alone, channel, channel_drain)
 CORE_ALONE(channel_close, channel)
+CORE_ALONE(channel_set_state, channel)
+CORE_ALONE(channel_awaited, channel)
 CORE_ALONE(channel_room, channel)
 CORE_ALONE(channel_pushed, channel)
 CORE_METHOD_ALONE(channel_await_room_alone, channel, channel_await_room)
@@ -350,7 +358,7 @@ static int channel_init(struct channel *self, PyObject *args, PyObject *kwargs)
 				memory->number);
 		core_ring_store(memory, CORE_RING_CLOSER, 0);
 	} else
-		self->state = CORE_END_CLOSED; /* it has no producer */
+		self->closed = true; /* it has no producer */
 	return 0;
 }
 
@@ -360,7 +368,7 @@ static int channel_clear(struct channel *self)
 	return 0;
 }
 
-CORE_TRAVERSE(channel, Py_VISIT(self->memory.gpu); Py_VISIT(self->memory.host))
+CORE_TRAVERSE(channel, CORE_VISIT_RING(self->memory))
 CORE_DEALLOC(channel)
 
 static PyMethodDef channel_methods[] = {
@@ -386,7 +394,8 @@ static PyMethodDef channel_methods[] = {
 	 "memory is freed with the Channel and its readers: keep them until the kernel\n"
 	 "that reads it has ended."},
 	{"_await_room", CORE_FASTCALL(channel_await_room_alone), "Whether there is room in time."},
-	{"_set_state", (PyCFunction)channel_set_state, METH_O, "Note what is at the other end."},
+	{"_set_state", (PyCFunction)channel_set_state_alone, METH_VARARGS,
+	 "Note what is at the other end."},
 	{"_end_turn", (PyCFunction)channel_end_turn, METH_O, "End the turn of a producer."},
 	{"_descriptor", (PyCFunction)channel_descriptor, METH_NOARGS, "What kernels are given."},
 	{"_begin", (PyCFunction)channel_begin, METH_O,
@@ -401,6 +410,7 @@ static PyGetSetDef channel_getset[] = {
 	{"pushed", (getter)channel_pushed_alone, NULL, "How many records were ever pushed.", NULL},
 	{"popped", (getter)channel_popped, NULL, "How many records the consumer has taken.", NULL},
 	{"closed", (getter)channel_closed, NULL, "Whether close() has been called.", NULL},
+	{"_awaited", (getter)channel_awaited_alone, NULL, "Whether drain() waits now.", NULL},
 	{"_holder", (getter)channel_holder, NULL, "The producer whose turn it is, or 0.", NULL},
 	{"_closer", (getter)channel_closer, NULL, "The producer that closed it, or 0.", NULL},
 	{NULL, NULL, NULL, NULL, NULL},

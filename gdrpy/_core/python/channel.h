@@ -14,6 +14,7 @@ struct channel {
 	uint64_t (*push)(void *self, const char *records, uint64_t count);
 	bool (*may_push)(void *self);
 	unsigned char state; /* an enum core_ring_state */
+	bool closed;	     /* by close(), or it has no producer */
 };
 
 /* Whether this process may use the channel; false with an exception set. */

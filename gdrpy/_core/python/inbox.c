@@ -46,7 +46,7 @@ static bool may_pop(void *object, const char *method)
 	if (gdr_inbox_is_closed(&self->reader))
 		return core_raise(core_error_closed, "%s: the inbox is closed", method);
 	return !self->state || ready(self, 1) || gdr_inbox_ended(&self->reader) ||
-	       core_raise(core_error_closed, "%s: %s", method, core_ring_refusal(self->state));
+	       core_ring_refuse(&self->memory, method, self->state);
 }
 
 static void take(void *self, char *records, uint64_t count)
@@ -125,16 +125,12 @@ static PyObject *inbox_c_reader(struct inbox *self, void *Py_UNUSED(unused))
 	return PyLong_FromVoidPtr(&self->reader);
 }
 
-/* _set_state(state, settled): at the CPU's end. */
 static PyObject *inbox_set_state(struct inbox *self, PyObject *args)
 {
 	unsigned long long settled;
 	enum core_ring_state state;
-	PyObject *object;
 
-	if (!core_ring_is_end(&self->memory, CORE_CPU_END) ||
-	    !PyArg_ParseTuple(args, "OK:_set_state", &object, &settled) ||
-	    !core_as_state(object, &state))
+	if (!core_ring_told(&self->memory, args, &state, &settled))
 		return NULL;
 	if (settled > self->settled && !(settled & GDR_INBOX_CLOSED))
 		__atomic_store_n(&self->settled, settled, __ATOMIC_RELAXED);
@@ -197,17 +193,8 @@ static PyObject *inbox_begin(struct inbox *self, PyObject *object)
 CORE_METHOD_ALONE(inbox_pop_alone, inbox, inbox_pop)
 CORE_METHOD_ALONE(inbox_pop_many_alone, inbox, inbox_pop_many)
 CORE_ALONE(inbox_close, inbox)
+CORE_ALONE(inbox_set_state, inbox)
 CORE_ALONE(inbox_popped, inbox)
-
-static PyObject *inbox_set_state_alone(struct inbox *self, PyObject *args)
-{
-	PyObject *result;
-
-	CORE_BEGIN_ALONE(self);
-	result = inbox_set_state(self, args);
-	CORE_END_ALONE();
-	return result;
-}
 
 /* Make the ring, or take it up from the end before; false with an exception set. */
 static bool begin(struct gdr_inbox_reader *reader, const struct core_ring_memory *memory,
@@ -274,7 +261,7 @@ static int inbox_clear(struct inbox *self)
 	return 0;
 }
 
-CORE_TRAVERSE(inbox, Py_VISIT(self->memory.gpu); Py_VISIT(self->memory.host))
+CORE_TRAVERSE(inbox, CORE_VISIT_RING(self->memory))
 CORE_DEALLOC(inbox)
 
 static PyMethodDef inbox_methods[] = {

@@ -117,30 +117,28 @@ static bool can_push(void *context)
 	struct link *link = ((struct waiting *)context)->link;
 	enum core_ring_state state = __atomic_load_n(&link->state, __ATOMIC_RELAXED);
 
+	if (__atomic_load_n(&link->closed, __ATOMIC_RELAXED))
+		return true;
 	if (state == CORE_END_WAITING)
 		return is_accepted(link);
 	return is_vacant(link, __atomic_load_n(&link->end.pushed, __ATOMIC_RELAXED)) ||
-	       core_requests_stopped(&link->end) || state != CORE_END_OPEN;
+	       core_requests_stopped(&link->end) || state;
 }
 
 static bool may_push(void *context)
 {
 	struct waiting *wait = context;
+	struct link *link = wait->link;
 
-	if (!core_link_usable(wait->link, wait->method))
+	if (!core_link_usable(link, wait->method))
 		return false;
-	if (wait->link->state == CORE_END_OPEN)
-		return !core_requests_stopped(&wait->link->end) ||
-		       core_raise(core_error_closed, "%s: the kernel has stopped", wait->method);
-	switch (wait->link->state) {
-	case CORE_END_WAITING:
-		return true;
-	case CORE_END_CLOSED:
+	if (link->closed)
 		return core_raise(core_error_closed, "%s: the link is closed", wait->method);
-	default:
-		return core_raise(core_error_closed, "%s: %s", wait->method,
-				  core_ring_refusal(wait->link->state));
-	}
+	if (link->state == CORE_END_OPEN)
+		return !core_requests_stopped(&link->end) ||
+		       core_raise(core_error_closed, "%s: the kernel has stopped", wait->method);
+	return link->state == CORE_END_WAITING ||
+	       core_ring_refuse(&link->memory, wait->method, link->state);
 }
 
 /*
@@ -244,6 +242,8 @@ static bool wait_for_answer(struct link *self, const char *method, uint64_t numb
 		return true;
 	if (has_arrived(self, number)) /* also what came just before the kernel stopped */
 		return move_answer(self, number);
+	if (end != CORE_SPIN_LATE && self->state == CORE_END_UNHEARD)
+		return core_ring_refuse(&self->memory, method, self->state);
 	return core_raise(end == CORE_SPIN_LATE ? core_error_timeout : core_error_closed,
 			  "%s: request %llu was not answered%s", method, (unsigned long long)number,
 			  end == CORE_SPIN_LATE	   ? " in time"
@@ -273,21 +273,21 @@ static PyObject *link_call(struct link *self, CORE_PARAMETERS)
 
 static PyObject *link_close(struct link *self, void *Py_UNUSED(unused))
 {
-	if (self->state != CORE_END_CLOSED && core_ring_is_ours(&self->memory)) {
+	if (!self->closed && core_ring_is_ours(&self->memory)) {
 		if (self->memory.end == CORE_BOTH_ENDS)
 			core_requests_close(&self->end, self->end.pushed);
 		else if (self->memory.end == CORE_CPU_END)
 			core_ring_store(&self->memory, CORE_LINK_CLOSER, self->memory.number);
 	}
 	if (self->memory.gpu)
-		__atomic_store_n(&self->state, CORE_END_CLOSED, __ATOMIC_RELAXED);
+		__atomic_store_n(&self->closed, true, __ATOMIC_RELAXED);
 	Py_RETURN_NONE;
 }
 
 static PyObject *link_closed(struct link *self, void *Py_UNUSED(unused))
 {
 	return PyBool_FromLong(!self->memory.gpu ||
-			       __atomic_load_n(&self->state, __ATOMIC_RELAXED) == CORE_END_CLOSED);
+			       __atomic_load_n(&self->closed, __ATOMIC_RELAXED));
 }
 
 /* The first request that the kernel's end was to take: none that no caller has pushed. */
@@ -299,24 +299,34 @@ static uint64_t began(const struct link *self)
 }
 
 /*
- * _set_state(state): at the CPU's end. With a new kernel's end, it waits until that takes it up;
- * requests that the one before took and did not answer are lost.
+ * With a new kernel's end, the caller waits until that takes it up; requests that the one before
+ * took and did not answer are lost.
  */
-static PyObject *link_set_state(struct link *self, PyObject *object)
+static PyObject *link_set_state(struct link *self, PyObject *args)
 {
 	uint64_t lost = UINT64_MAX; /* all that are not answered */
+	unsigned long long settled;
 	enum core_ring_state state;
 
-	if (!core_ring_is_end(&self->memory, CORE_CPU_END) || !core_as_state(object, &state))
+	if (!core_ring_told(&self->memory, args, &state, &settled))
 		return NULL;
 	if (state == CORE_END_OPEN) {
 		state = CORE_END_WAITING;
 		lost = began(self);
 	}
-	if (self->state != CORE_END_CLOSED)
-		__atomic_store_n(&self->state, state, __ATOMIC_RELAXED);
+	__atomic_store_n(&self->state, state, __ATOMIC_RELAXED);
 	__atomic_store_n(&self->lost_below, lost, __ATOMIC_RELAXED);
 	Py_RETURN_NONE;
+}
+
+static PyObject *link_awaited(struct link *self, void *Py_UNUSED(unused))
+{
+	uint64_t pushed = self->end.pushed, capacity = self->end.link.answers.capacity;
+	uint64_t number = pushed > capacity ? pushed - capacity : 0;
+
+	while (number < pushed && (!*claim_of(self, number) || has_arrived(self, number)))
+		number++;
+	return PyBool_FromLong(number < pushed);
 }
 
 static PyObject *link_closer(struct link *self, void *Py_UNUSED(unused))
@@ -367,16 +377,8 @@ static PyObject *link_begin(struct link *self, PyObject *object)
 
 CORE_METHOD_ALONE(link_call_alone, link, link_call)
 CORE_ALONE(link_close, link)
-
-static PyObject *link_set_state_alone(struct link *self, PyObject *object)
-{
-	PyObject *result;
-
-	CORE_BEGIN_ALONE(self);
-	result = link_set_state(self, object);
-	CORE_END_ALONE();
-	return result;
-}
+CORE_ALONE(link_set_state, link)
+CORE_ALONE(link_awaited, link)
 
 /* Go on after the requests of the callers before, whose answers are to be dropped. */
 static void join(struct link *self)
@@ -395,7 +397,7 @@ static void join(struct link *self)
 /* Go on with the requests that the kernel's end before has left. It has no caller. */
 static void take_over(struct link *self)
 {
-	self->state = CORE_END_CLOSED;
+	self->closed = true;
 	core_ring_store(&self->memory, CORE_LINK_BEGAN, core_requests_take_over(&self->end));
 }
 
@@ -461,7 +463,7 @@ static void link_dealloc(struct link *self)
 	core_free_object(self);
 }
 
-CORE_TRAVERSE(link, Py_VISIT(self->memory.gpu); Py_VISIT(self->memory.host))
+CORE_TRAVERSE(link, CORE_VISIT_RING(self->memory))
 
 static PyMethodDef link_methods[] = {
 	{"call", CORE_FASTCALL(link_call_alone),
@@ -477,7 +479,8 @@ static PyMethodDef link_methods[] = {
 	 "Tell the kernel that no more requests follow. May be called again.\n\n"
 	 "Requests in the link can still be taken, and answered. The memory is freed with the\n"
 	 "Link, its answers and its servers: keep them until the kernel has ended."},
-	{"_set_state", (PyCFunction)link_set_state_alone, METH_O, "Note what is at the other end."},
+	{"_set_state", (PyCFunction)link_set_state_alone, METH_VARARGS,
+	 "Note what is at the other end."},
 	{"_descriptor", (PyCFunction)link_descriptor, METH_NOARGS, "What kernels are given."},
 	{"_begin", (PyCFunction)link_begin, METH_O,
 	 "Begin a kernel's run for a caller, or 0; whether requests are left."},
@@ -487,6 +490,7 @@ static PyMethodDef link_methods[] = {
 
 static PyGetSetDef link_getset[] = {
 	{"closed", (getter)link_closed, NULL, "Whether close() has been called.", NULL},
+	{"_awaited", (getter)link_awaited_alone, NULL, "Whether result() may wait now.", NULL},
 	{"_closer", (getter)link_closer, NULL, "The caller that closed it, or 0.", NULL},
 	{NULL, NULL, NULL, NULL, NULL},
 };

@@ -11,6 +11,7 @@ struct link {
 	struct core_requests end;
 	PyObject ***claims;  /* by slot: where the last answer goes; NULL once it is there */
 	unsigned char state; /* an enum core_ring_state */
+	bool closed;	     /* by close(), or it has no caller */
 	/* Of a named link: requests before this one that are not answered never will be; all while
 	 * there is no kernel's end. */
 	uint64_t lost_below;

@@ -83,6 +83,7 @@ void core_ring_let_go(struct core_ring_memory *memory)
 {
 	let_go(&memory->gpu);
 	let_go(&memory->host);
+	Py_CLEAR(memory->reason);
 }
 
 bool core_ring_usable(const struct core_ring_memory *memory, const char *type, const char *method)
@@ -98,28 +99,41 @@ bool core_ring_usable(const struct core_ring_memory *memory, const char *type, c
 	return true;
 }
 
-const char *core_ring_refusal(enum core_ring_state state)
+bool core_ring_refuse(const struct core_ring_memory *memory, const char *method,
+		      enum core_ring_state state)
 {
-	switch (state) {
-	case CORE_END_GONE:
-		return "the kernel's end was closed, or its process has ended: try again when a "
-		       "process has opened it";
-	case CORE_END_LOST:
-		return "it was deleted, or the broker lost its state: open it again";
-	default:
-		return "this end is closed";
-	}
+	static const char *const reasons[] = {
+		[CORE_END_GONE] = "the kernel's end was closed, or its process has ended: try "
+				  "again when a process has opened it",
+		[CORE_END_LOST] = "it was deleted, or the broker lost its state: open it again",
+		[CORE_END_UNHEARD] = "the thread that hears of the kernel's end has failed: open "
+				     "this end again",
+	};
+	PyObject *error = PyObject_CallFunction(
+		core_error_closed, "N", PyUnicode_FromFormat("%s: %s", method, reasons[state]));
+
+	if (error && memory->reason)
+		PyException_SetCause(error, Py_NewRef(memory->reason));
+	if (error)
+		PyErr_SetObject(core_error_closed, error);
+	Py_XDECREF(error);
+	return false;
 }
 
-bool core_as_state(PyObject *object, enum core_ring_state *state)
+bool core_ring_told(struct core_ring_memory *memory, PyObject *args, enum core_ring_state *state,
+		    unsigned long long *settled)
 {
-	long value = PyLong_AsLong(object);
+	PyObject *reason;
+	int value;
 
-	if (value == -1 && PyErr_Occurred())
+	if (!core_ring_is_end(memory, CORE_CPU_END) ||
+	    !PyArg_ParseTuple(args, "iKO:_set_state", &value, settled, &reason))
 		return false;
-	if (value != CORE_END_OPEN && value != CORE_END_GONE && value != CORE_END_LOST)
-		return core_raise(PyExc_ValueError, "_set_state: %ld is not a state", value);
+	if (value < CORE_END_OPEN || value > CORE_END_UNHEARD)
+		return core_raise(PyExc_ValueError, "_set_state: %d is not a state", value);
 	*state = (enum core_ring_state)value;
+	if (reason != Py_None && !memory->reason) /* the thread that tells has one in the end */
+		memory->reason = Py_NewRef(reason);
 	return true;
 }
 

@@ -19,24 +19,35 @@ struct core_ring_memory {
 	struct mapping *gpu, *host; /* NULL until they are held */
 	uint64_t gpu_ptr, host_ptr; /* their addresses for kernels; 0 at the CPU's end */
 	enum core_ring_end end;
-	uint64_t number; /* of this end, if it is the CPU's: no other has it, or had it before */
+	uint64_t number;  /* of this end, if it is the CPU's: no other has it, or had it before */
+	PyObject *reason; /* an exception, if nothing more is heard of the kernel's end; or NULL */
 };
 
-/* What the CPU's end of a ring may do. The last three are of named ones alone. */
+#define CORE_VISIT_RING(memory)                                                                    \
+	Py_VISIT((memory).gpu);                                                                    \
+	Py_VISIT((memory).host);                                                                   \
+	Py_VISIT((memory).reason)
+
+/* What the CPU's end knows of the kernel's. Only that of a named ring is ever not open. */
 enum core_ring_state {
 	CORE_END_OPEN,
-	CORE_END_CLOSED,  /* by close() */
-	CORE_END_GONE,	  /* there is no kernel's end, after there was one */
+	CORE_END_GONE,	  /* there is none, after there was one */
 	CORE_END_LOST,	  /* the ring or this end is no longer known to the broker */
-	CORE_END_WAITING, /* the kernel's end has not taken this end up yet */
+	CORE_END_UNHEARD, /* nothing more will be heard of it, for the reason in the memory */
+	CORE_END_WAITING, /* it has not taken this end up yet */
 };
 
-/* Why a call of the CPU's end in such a state is refused. */
-const char *core_ring_refusal(enum core_ring_state state);
+/* Raise Closed for a call that finds such a state, other than CORE_END_OPEN; returns false. */
+bool core_ring_refuse(const struct core_ring_memory *memory, const char *method,
+		      enum core_ring_state state);
 
-/* For the argument of _set_state(): CORE_END_OPEN, CORE_END_GONE or CORE_END_LOST; false with an
- * exception. */
-bool core_as_state(PyObject *object, enum core_ring_state *state);
+/*
+ * The arguments of _set_state(state, settled, reason) at the CPU's end: one of the first four
+ * states, a number for an inbox, and the exception of CORE_END_UNHEARD or None. False with an
+ * exception set.
+ */
+bool core_ring_told(struct core_ring_memory *memory, PyObject *args, enum core_ring_state *state,
+		    unsigned long long *settled);
 
 /* Whether an object is this end of a named ring, held by this process; else false with Closed. */
 bool core_ring_is_end(const struct core_ring_memory *memory, enum core_ring_end end);

@@ -79,7 +79,8 @@ class KernelEnd(End):
         self._stand_in: weakref.ref[Any] | None = None
         with Undo() as undo, naming(call, name):
             undo.callback(named.close)
-            named.broker.get(name, gpu=False, cpu=False, wait=wait).close()
+            with named.broker.get(name, gpu=False, cpu=False, wait=wait) as memory:
+                named.require_write(memory)
             named.enter(named.names.kernel, "a kernel's end")
             # Not closed if this raises: they go with the ring and the mapping, which use them.
             memory, host = named.broker.get_many(named.names.both)

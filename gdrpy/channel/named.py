@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, Self
 
 from gdrpy._core import _mapping
 from gdrpy._core._mapping import Descriptor, Undo
+from gdrpy.broker.rings import FORMAT
 from gdrpy.common.arguments import as_int
 from gdrpy.errors import (
     Error,
@@ -94,14 +95,14 @@ class Layout(NamedTuple):
     @property
     def metadata(self) -> dict[str, Any]:
         """What the broker keeps of it."""
-        return {"format": "ring", **self._asdict()}
+        return {"format": FORMAT, **self._asdict()}
 
     @classmethod
     def of(cls, call: str, region: BrokerRegion, host: BrokerRegion) -> Self:
         """That of the regions of a name. Raises InvalidRequest if they are not those of a ring."""
         told = region.metadata
         try:
-            if told.get("format") != "ring" or told["kind"] not in ("Channel", "Inbox", "Link"):
+            if told.get("format") != FORMAT or told["kind"] not in ("Channel", "Inbox", "Link"):
                 raise ValueError
             numbers = (told["record_nbytes"], told["capacity"], told["answer_nbytes"])
             found = cls(told["kind"], *(as_int(call, "size", number) for number in numbers))
@@ -286,15 +287,19 @@ class Named:
             return None
         return Listed(kernel, cpu, numbers)
 
+    def require_write(self, region: BrokerRegion) -> None:
+        """Raise PermissionDenied if this user may only read a region."""
+        if region.readonly:
+            raise PermissionDenied(
+                13,
+                f"{self.call}: this user may only read region {region.name!r}: have its owner "
+                f"give write permission by broker.chmod()",
+            )
+
     def hold(self, memory: BrokerRegion, host: BrokerRegion) -> None:
         """Note the memory, of this life of the broker. Raises PermissionDenied."""
-        for region in (memory, host):
-            if region.readonly:
-                raise PermissionDenied(
-                    13,
-                    f"{self.call}: this user may only read region {region.name!r}: have its owner "
-                    f"give write permission by broker.chmod()",
-                )
+        self.require_write(memory)
+        self.require_write(host)
         self.memory, self.host = memory, host
         self._host_id, self._life = host.id, self.broker.life
 
@@ -405,6 +410,9 @@ class CpuEnd(Named):
         self._had_kernel = False
         try:
             with naming(call, name):
+                # Before it takes a place, which is refused in other words.
+                with suppress(NotFound), self.broker.get(name, gpu=False, cpu=False) as memory:
+                    self.require_write(memory)
                 if call == "Channel":
                     self.enter(f"{self.names.cpu}.{secrets.token_hex(8)}", "a producer")
                 else:

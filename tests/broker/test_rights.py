@@ -43,6 +43,8 @@ ASKERS: dict[str, tuple[int, int, list[int]]] = {
     "root": (0, 0, []),
     "broker's user": (BROKER_UID, BROKER_UID, []),
 }
+#: The metadata of a ring, as far as the broker looks at it.
+RING = b"\x81\xa6format\xa4ring"
 MODES = [0o000, 0o400, 0o200, 0o600, 0o040, 0o060, 0o020, 0o004, 0o006, 0o002]
 MODES += [0o640, 0o660, 0o644, 0o664, 0o666, 0o466, 0o066, 0o606, 0o604]
 
@@ -287,6 +289,40 @@ class TestRights:
             client.ok("publish", region=number)
             assert as_user("other", lambda: names(broker)) == ["draft"]
             client.ok("delete", name="draft")
+
+    @pytest.mark.parametrize("mode", MODES, ids=[f"{mode:03o}" for mode in MODES])
+    @pytest.mark.parametrize("asker", ["owner", "group", "other", "broker's user"])
+    def test_to_the_parts_of_a_ring_are_those_to_write_it(
+        self, asker: str, mode: int, broker: Broker
+    ) -> None:
+        parts = ["ring/host", "ring/kernel", "ring/cpu", "ring/cpu.0"]
+        others = ["ring/cpus", "ring/a/cpu", "ring/cpu.0/a", "region/cpu", "rings/cpu", "ring2"]
+
+        def rings() -> None:
+            with broker.client() as client:
+                client.allocate("ring", mode=mode, metadata=RING)
+                client.allocate("region", mode=0o600, metadata=b"\x81\xa6format\xa3any")
+                client.allocate("rings", mode=0o600, metadata=b"\xc1ring")
+
+        def ask() -> dict[str, list[str]]:
+            found: dict[str, list[str]] = {"": [], "PermissionDenied": []}
+            with broker.client() as client:
+                for name in parts + others:
+                    reply = client.call("allocate", **allocation(name))
+                    found[str(reply.get("error", ""))].append(name)
+                    draft = client.create(f"{name}") if "error" in reply else None
+                    if draft is not None:
+                        assert client.error("publish", region=draft["region"]) == reply["error"]
+            return found
+
+        as_user("owner", rings)
+        may_write = asker == "broker's user" or expected(asker, mode)["delete"] is True
+        assert as_user(asker, ask) == (
+            {"": parts + others, "PermissionDenied": []}
+            if may_write
+            else {"": others, "PermissionDenied": parts}
+        )
+        self.remove(broker, "r")
 
     def test_to_be_told_of_changes_are_those_to_read(self, broker: Broker) -> None:
         def watched() -> list[str]:

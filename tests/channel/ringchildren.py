@@ -206,15 +206,26 @@ def call(socket: str, name: str, notes: str, number: int, capacity: int) -> None
 
 def join(socket: str, name: str, said: str) -> None:
     """Write down why a channel cannot be joined."""
+    say(said, lambda: gdrpy.Channel(NBYTES, 16, broker=gdrpy.connect(socket), name=name))
+
+
+def occupy(socket: str, name: str, said: str) -> None:
+    """Write down why the name of an end cannot be taken."""
+    say(said, lambda: gdrpy.connect(socket).allocate(name, 1, "cpu", mode=0o644))
+
+
+def say(path: str, do: Callable[[], object]) -> None:
+    """Write down how a call was refused."""
+    words = "it was done"
     try:
-        gdrpy.Channel(NBYTES, 16, broker=gdrpy.connect(socket), name=name)
-        words = "it was joined"
+        do()
     except gdrpy.Error as error:
         words = f"{type(error).__name__}: {error}"
-    Path(said).write_text(f"{words}\n")
+    Path(path).write_text(f"{words}\n")
 
 
-ROLES = {one.__name__: one for one in (produce, consume, write, take, answer, call, join)}
+_ROLES = (produce, consume, write, take, answer, call, join, occupy)
+ROLES = {one.__name__: one for one in _ROLES}
 
 
 def become(user: int | None) -> None:

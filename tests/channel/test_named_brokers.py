@@ -90,6 +90,15 @@ class TestBrokerThatEnds:
             end.close()
 
 
+def until_said(path: str) -> str:
+    """What a child says, once it has."""
+    for _ in range(2000):
+        if Path(path).exists() and Path(path).read_text().endswith("\n"):
+            return Path(path).read_text()
+        threading.Event().wait(0.01)
+    raise AssertionError("it said nothing")
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="other users' processes need root")
 class TestUsers:
     @pytest.fixture
@@ -134,6 +143,16 @@ class TestUsers:
             del reader
         notes.close()
 
+    @pytest.mark.parametrize("name", ["ring/kernel", "ring/cpu"])
+    def test_without_permission_cannot_keep_others_out(self, broker, nursery, public, name):
+        ring = {"capacity": 16, "broker": broker, "name": "ring", "mode": 0o644}
+        gdrpy.Link(NBYTES, **ring).close()
+        said = f"{public}/said"
+        nursery.start("occupy", socket=broker.socket, name=name, said=said, user=USER)
+        assert "allocate: user 54321 may not write region 'ring'" in until_said(said)
+        with gdrpy.Link(NBYTES, **ring) as link, KernelEnd(broker, "ring"):
+            link.submit(bytes(NBYTES), SOON)
+
     @pytest.mark.parametrize(
         ("mode", "message"),
         [
@@ -145,11 +164,7 @@ class TestUsers:
         with gdrpy.Channel(NBYTES, 16, broker=broker, name="ring", mode=mode) as channel:
             said = f"{public}/said"
             nursery.start("join", socket=broker.socket, name="ring", said=said, user=USER)
-            for _ in range(2000):
-                if Path(said).exists() and Path(said).read_text().endswith("\n"):
-                    break
-                threading.Event().wait(0.01)
-            words = Path(said).read_text()
+            words = until_said(said)
             assert words.startswith("PermissionDenied: ")
             assert message in words
             channel.push(bytes(NBYTES), SOON)

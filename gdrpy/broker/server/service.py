@@ -20,6 +20,7 @@ from gdrpy.broker import protocol, replies, requests
 from gdrpy.broker.copies import mark_in
 from gdrpy.broker.protocol import PUBLISH_LIMIT
 from gdrpy.broker.replies import Grant, Grants
+from gdrpy.broker.rings import is_ring, ring_of
 from gdrpy.broker.server import memory, records, telling
 from gdrpy.broker.server.malformed import other_version
 from gdrpy.broker.server.quotas import DescriptorReserve, Quotas, device_words
@@ -423,7 +424,9 @@ class Service:
         return region
 
     def _require_free(self, call: str, session: Session, name: str) -> None:
-        """Raise PermissionDenied if another user's region of the name sleeps."""
+        """Raise PermissionDenied if another user's region of the name sleeps, or the name is that
+        of a part of a ring that this user may not write.
+        """
         who, copy = session.identity, self.table.keeper(name)
         if copy is not None and not owns(who, copy) and not allowed(who, copy, WRITE):
             raise errors.PermissionDenied(
@@ -431,6 +434,9 @@ class Service:
                 f"{call}: the name {name!r} is that of another user's region, which sleeps: take "
                 f"another name",
             )
+        ring = self.table.names.get(ring_of(name) or "")
+        if ring is not None and is_ring(ring.metadata):
+            require(who, ring, WRITE, call)
 
     def _keep_if_free(self, copy: RegionEntry) -> None:
         """Have a copy of a sleeper keep the region's name, unless a region or a copy has it."""

@@ -541,6 +541,18 @@ class TestTurn:
             assert end.reader().pop_many(None, SOON) == word(1) + word(2)
 
 
+    def test_begins_right_though_others_pushed_and_popped_while_the_producer_joined(
+        self, broker, channel, host
+    ):
+        with broker.get("ring", gpu=False) as memory:
+            memory.cpu.store(128, 11, 8)
+            host.store(72, 11, 8)
+            with gdrpy.Channel(16, 8, broker=broker, name="ring") as other:
+                host.store(0, 8, 8)
+                other.push(word(1), 0)
+                assert (other.pushed, other.room) == (12, 4)
+
+
 class TestHostileMemory:
     """A peer with rights may store anything."""
 

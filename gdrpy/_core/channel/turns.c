@@ -12,9 +12,9 @@ void core_turns_join(struct core_turns *turns, struct core_ring_producer *produc
 	uint64_t *words = (uint64_t *)(host + CORE_RING_TURNS);
 
 	*turns = (struct core_turns){.holder = words, .pushed = words + 1, .number = number};
+	/* Of two times, between which others may push and pop: the first push holds them together. */
 	producer->head = core_ring_popped(&producer->ring);
 	producer->tail = core_ring_pushed(&producer->ring);
-	producer->broken = producer->tail - producer->head > producer->ring.capacity;
 }
 
 /* Take a turn; *left says whether the one before it was left. */

@@ -99,7 +99,7 @@ static void each_goes_on_where_the_others_are(void)
 	for (uint64_t i = 0; i < 5 * CAPACITY; i++) {
 		CHECK_EQ(push(&one, i), 1);
 		CHECK_EQ(push(&two, i), 1);
-		CHECK_EQ(core_turns_pushed(&one.turns), 2 * i + 2);
+		CHECK_EQ(core_turns_pushed(&one.turns, &one.end.ring), 2 * i + 2);
 		take(&consumer, 1, i);
 		take(&consumer, 2, i);
 	}
@@ -152,7 +152,7 @@ static void a_turn_that_was_left_is_followed_from_the_tail(void)
 	*one.turns.holder = 1;
 	core_turns_free(&two.turns, 1);
 	CHECK_EQ(push(&two, 0), 1);
-	CHECK_EQ(core_turns_pushed(&two.turns), 2);
+	CHECK_EQ(core_turns_pushed(&two.turns, &two.end.ring), 2);
 	take(&consumer, 1, 0);
 	take(&consumer, 2, 0);
 }

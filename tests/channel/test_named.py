@@ -534,7 +534,9 @@ class TestTurn:
     def test_that_was_left_begins_at_the_tail_of_gpu_memory(self, broker, channel, host):
         channel.push(word(1))
         host.store(72, 0, 8)  # as if it had died before it told
-        host.store(64, (1 << 64) - 1, 8)
+        for holder in (1 << 40, (1 << 64) - 1):
+            host.store(64, holder, 8)
+            assert (channel.pushed, channel.room) == (1, 7)
         channel.push(word(2), 0)
         assert (channel.pushed, host.load(72, 8)) == (2, 2)
         with KernelEnd(broker, "ring") as end:

@@ -12,9 +12,16 @@ void core_turns_join(struct core_turns *turns, struct core_ring_producer *produc
 	uint64_t *words = (uint64_t *)(host + CORE_RING_TURNS);
 
 	*turns = (struct core_turns){.holder = words, .pushed = words + 1, .number = number};
-	/* Of two times, between which others may push and pop: the first push holds them together. */
+	/* Of two times, between which others may push and pop: the first push holds them together.
+	 */
 	producer->head = core_ring_popped(&producer->ring);
 	producer->tail = core_ring_pushed(&producer->ring);
+}
+
+/* The tail, as the last turn that was not left has told. */
+static uint64_t counted(const struct core_turns *turns)
+{
+	return __atomic_load_n(turns->pushed, __ATOMIC_RELAXED);
 }
 
 /* Take a turn; *left says whether the one before it was left. */
@@ -38,7 +45,7 @@ static bool take(const struct core_turns *turns, bool *left)
 static void catch_up(const struct core_turns *turns, struct core_ring_producer *producer, bool left)
 {
 	const struct core_ring *ring = &producer->ring;
-	uint64_t tail = left ? core_ring_pushed(ring) : core_turns_pushed(turns);
+	uint64_t tail = left ? core_ring_pushed(ring) : counted(turns);
 
 	/* The tail only grows, and never passes the head by more than the ring holds. */
 	if (tail - producer->tail > INT64_MAX) {
@@ -83,7 +90,7 @@ bool core_turns_may_push(const struct core_turns *turns, const struct core_ring 
 	if (holder == CORE_TURN_LEFT || holder == turns->number)
 		return true;
 	return holder == CORE_TURN_FREE &&
-	       core_turns_pushed(turns) - core_ring_popped(ring) != ring->capacity;
+	       counted(turns) - core_ring_popped(ring) != ring->capacity;
 }
 
 uint64_t core_turns_holder(const struct core_turns *turns)
@@ -108,7 +115,9 @@ void core_turns_free(const struct core_turns *turns, uint64_t number)
 				    __ATOMIC_RELAXED);
 }
 
-uint64_t core_turns_pushed(const struct core_turns *turns)
+uint64_t core_turns_pushed(const struct core_turns *turns, const struct core_ring *ring)
 {
-	return __atomic_load_n(turns->pushed, __ATOMIC_RELAXED);
+	bool known = __atomic_load_n(turns->holder, __ATOMIC_ACQUIRE) == CORE_TURN_FREE;
+
+	return known ? counted(turns) : core_ring_pushed(ring);
 }

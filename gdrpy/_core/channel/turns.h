@@ -40,7 +40,7 @@ bool core_turns_taken(const struct core_turns *turns);
 /* End the turn of a producer that is gone. */
 void core_turns_free(const struct core_turns *turns, uint64_t number);
 
-/* How many records were pushed by all producers. */
-uint64_t core_turns_pushed(const struct core_turns *turns);
+/* How many records were pushed by all producers: by a load over the bus unless no turn lasts. */
+uint64_t core_turns_pushed(const struct core_turns *turns, const struct core_ring *ring);
 
 #endif

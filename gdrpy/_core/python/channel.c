@@ -161,7 +161,7 @@ static PyObject *channel_close(struct channel *self, void *Py_UNUSED(unused))
 static uint64_t common_room(const struct channel *self)
 {
 	const struct core_ring *ring = &self->producer.ring;
-	uint64_t held = core_turns_pushed(&self->turns) - core_ring_popped(ring);
+	uint64_t held = core_turns_pushed(&self->turns, ring) - core_ring_popped(ring);
 
 	return held < ring->capacity ? ring->capacity - held : 0;
 }
@@ -182,8 +182,9 @@ static PyObject *channel_pushed(struct channel *self, void *Py_UNUSED(unused))
 {
 	if (!core_channel_usable(self, "Channel.pushed"))
 		return NULL;
-	return PyLong_FromUnsignedLongLong(self->turns.holder ? core_turns_pushed(&self->turns)
-							      : self->producer.tail);
+	return PyLong_FromUnsignedLongLong(
+		self->turns.holder ? core_turns_pushed(&self->turns, &self->producer.ring)
+				   : self->producer.tail);
 }
 
 static PyObject *channel_popped(struct channel *self, void *Py_UNUSED(unused))
@@ -210,7 +211,7 @@ static bool has_room(void *context)
 	struct channel *self = wait->channel;
 	const struct core_ring *ring = &self->producer.ring;
 	uint64_t pushed = self->turns.holder
-				  ? core_turns_pushed(&self->turns)
+				  ? core_turns_pushed(&self->turns, ring)
 				  : __atomic_load_n(&self->producer.tail, __ATOMIC_RELAXED);
 
 	/* Impossible counters are left to the push. */

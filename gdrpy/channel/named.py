@@ -15,6 +15,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, Self
 
 from gdrpy._core import _mapping
@@ -44,6 +45,8 @@ CPU_END, KERNEL_END = 1, 2
 _SEEN = 0o644
 #: Seconds between looks at the ends when the broker tells of none, and before it is tried again.
 _LOOK, _PAUSE = 1.0, 0.1
+#: Events between looks at the most: others may make them without an end.
+_EVENTS = 1000
 #: What new memory is written by, in bytes.
 _CHUNK = 1 << 20
 
@@ -355,10 +358,11 @@ def _hear(broker: Broker, prefix: str, wake: Descriptor, end: weakref.ref[Hearer
                     if _is_woken(wake, watch.fileno(), _LOOK):
                         return
                     with suppress(Timeout):
-                        while True:
-                            event = next(watch)
-                            if event.kind == "sealed":
-                                ready.add(str(event.name))
+                        ready.update(
+                            str(event.name)
+                            for event in islice(watch, _EVENTS)
+                            if event.kind == "sealed"
+                        )
                 return
         except broker._unreached:
             if _is_woken(wake, -1, _PAUSE):

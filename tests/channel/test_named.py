@@ -18,6 +18,8 @@ import pytest
 from ringchildren import kill, until_closed
 
 import gdrpy
+from gdrpy.broker.client.watch import Watch
+from gdrpy.broker.replies import LOST
 from gdrpy.channel import KernelEnd
 
 SOON = 20.0
@@ -260,6 +262,20 @@ class TestEnd:
             patched.setattr(channel._named, "listed", listed_amid_a_collection)
             assert closed.wait(SOON)
         assert (errors, channel.closed) == ([], True)
+
+    def test_is_closed_though_events_never_end(self, broker, monkeypatch):
+        heard = Event()
+
+        def following(_watch) -> object:
+            heard.set()
+            return LOST
+
+        channel = gdrpy.Channel(16, 8, broker=broker, name="ring")
+        with monkeypatch.context() as patched:
+            patched.setattr(Watch, "__next__", following)
+            assert heard.wait(SOON)
+            channel.close()
+        assert hearing() == []
 
     def test_is_no_region_that_no_process_is_bound_to(self, broker, channel):
         with broker.allocate("ring/cpu.0", 1, "cpu", mode=0o644) as region:
@@ -541,7 +557,6 @@ class TestTurn:
         assert (channel.pushed, host.load(72, 8)) == (2, 2)
         with KernelEnd(broker, "ring") as end:
             assert end.reader().pop_many(None, SOON) == word(1) + word(2)
-
 
     def test_begins_right_though_others_pushed_and_popped_while_the_producer_joined(
         self, broker, channel, host

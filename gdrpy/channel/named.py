@@ -353,7 +353,7 @@ def _hear(broker: Broker, prefix: str, wake: Descriptor, end: weakref.ref[Hearer
     while True:
         try:
             with own_connection(broker) as own, own.watch(prefix, 0.0) as watch:
-                while _tell(end, "_look", ready):
+                while _has_looked(end, ready):
                     ready.clear()
                     if _is_woken(wake, watch.fileno(), _LOOK):
                         return
@@ -368,15 +368,18 @@ def _hear(broker: Broker, prefix: str, wake: Descriptor, end: weakref.ref[Hearer
             if _is_woken(wake, -1, _PAUSE):
                 return
         except Exception as error:
-            _tell(end, "_fail", error)
+            hearer = end()
+            if hearer is not None:
+                hearer._fail(error)
+            del hearer  # the traceback keeps what is here
             raise
 
 
-def _tell(end: weakref.ref[Hearer], what: str, argument: Any) -> bool:
-    """Call a method of an end, if it is still there; whether it is. Nothing else here keeps it."""
+def _has_looked(end: weakref.ref[Hearer], ready: set[str]) -> bool:
+    """Have an end look, if it is still there; whether it is."""
     hearer = end()
     if hearer is not None:
-        getattr(hearer, what)(argument)
+        hearer._look(ready)
     return hearer is not None
 
 

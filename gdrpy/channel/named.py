@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, Self
 
 from gdrpy._core import _mapping
 from gdrpy._core._mapping import Descriptor, Undo
-from gdrpy.broker.rings import FORMAT
+from gdrpy.broker.rings import FORMAT, ring_of
 from gdrpy.common.arguments import as_int
 from gdrpy.errors import (
     Error,
@@ -142,7 +142,7 @@ class Names:
 
     def is_cpu(self, name: str) -> bool:
         """Whether a name is that of a CPU's end: of the only one, or of one of several."""
-        return name == self.cpu or name.startswith(f"{self.cpu}.")
+        return ring_of(name) == self.memory and name.startswith(self.cpu)
 
 
 class Listed(NamedTuple):

@@ -277,8 +277,11 @@ class TestEnd:
             channel.close()
         assert hearing() == []
 
-    def test_is_no_region_that_no_process_is_bound_to(self, broker, channel):
-        with broker.allocate("ring/cpu.0", 1, "cpu", mode=0o644) as region:
+    @pytest.mark.parametrize(
+        ("name", "grace"), [("ring/cpu.0", None), ("ring/cpu.0/a", 0), ("ring/cpus", 0)]
+    )
+    def test_is_no_region_unbound_or_of_another_name(self, broker, channel, name, grace):
+        with broker.allocate(name, 1, "cpu", mode=0o644, grace=grace) as region:
             region.seal()
             with KernelEnd(broker, "ring") as end:
                 assert end.wait(SOON)

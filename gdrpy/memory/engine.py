@@ -35,8 +35,9 @@ def register(buffer: Any) -> Registration:
     """Have the copy engine copy a buffer without staging, until the registration is closed.
 
     Writes and reads with ``via="engine"`` of any of the buffer's bytes then take the engine's full
-    speed and no CPU; rows are staged. The pages are pinned when they are first copied, which takes
-    longer than a copy: register buffers that are used many times. Memory that the driver does not
+    speed and no CPU. So do rows that are contiguous in the buffer, each after the one before; other
+    rows are staged. The pages are pinned when they are first copied, which takes longer than a
+    copy: register buffers that are used many times. Memory that the driver does not
     pin, such as a shared mapping of a file on disk, is copied as before. Kernels older than 5.9 may
     give a process that forks other pages: register again there.
 

@@ -7,6 +7,7 @@
 
 #include "arrays.h"
 #include "check.h"
+#include "copy/row_blocks.h"
 #include "cuda/driver.h"
 #include "dma/dma.h"
 
@@ -234,7 +235,7 @@ static void rows_of_any_array_arrive(void)
 		bool direct;
 
 		set_up(&rig);
-		direct = core_dma_takes_rows(&rig.rows) && random_below(2);
+		direct = core_rows_are_lines(&rig.rows) && random_below(2);
 		begin(0);
 		CHECK(write_rows(&rig, direct, &error));
 		CHECK_MEM_EQ(rig.device, rig.expected_device, rig.extent);
@@ -251,7 +252,7 @@ static void rows_of_any_array_come_back(void)
 		bool direct;
 
 		set_up(&rig);
-		direct = core_dma_takes_rows(&rig.rows) && random_below(2);
+		direct = core_rows_are_lines(&rig.rows) && random_below(2);
 		begin(0);
 		CHECK(read_rows(&rig, direct, &error));
 		CHECK_MEM_EQ(rig.array.memory, rig.expected_memory, rig.array.memory_bytes);
@@ -295,7 +296,7 @@ static void rows_that_dma_takes_are_one_copy(void)
 	memset(host, 'h', sizeof(host));
 	memset(device, 'd', sizeof(device));
 	core_describe_rows(&rows, host, 1, 2, (ptrdiff_t[]){3, 2}, (ptrdiff_t[]){10, 1}, 5);
-	CHECK(core_dma_takes_rows(&rows));
+	CHECK(core_rows_are_lines(&rows));
 	begin(0);
 	CHECK(core_dma_transfer_rows(dma, (uintptr_t)device, &rows, true, true, &error));
 	CHECK_EQ(queued, 1);
@@ -308,11 +309,11 @@ static void backward_or_scattered_rows_are_not_taken(void)
 	char host[64];
 
 	core_describe_rows(&rows, host + 20, 1, 2, (ptrdiff_t[]){3, 2}, (ptrdiff_t[]){-10, 1}, 5);
-	CHECK(!core_dma_takes_rows(&rows));
+	CHECK(!core_rows_are_lines(&rows));
 	core_describe_rows(&rows, host, 1, 2, (ptrdiff_t[]){3, 2}, (ptrdiff_t[]){10, 2}, 5);
-	CHECK(!core_dma_takes_rows(&rows));
+	CHECK(!core_rows_are_lines(&rows));
 	core_describe_rows(&rows, host, 1, 2, (ptrdiff_t[]){3, 2}, (ptrdiff_t[]){0, 1}, 5);
-	CHECK(!core_dma_takes_rows(&rows));
+	CHECK(!core_rows_are_lines(&rows));
 }
 
 static void a_call_that_is_refused_is_told_and_the_next_copy_works(void)
@@ -323,7 +324,7 @@ static void a_call_that_is_refused_is_told_and_the_next_copy_works(void)
 		bool direct, writes = random_below(2);
 
 		set_up(&rig);
-		direct = core_dma_takes_rows(&rig.rows) && random_below(2);
+		direct = core_rows_are_lines(&rig.rows) && random_below(2);
 		begin(1 + random_below(12));
 		if (!(writes ? write_rows : read_rows)(&rig, direct, &error)) {
 			CHECK_EQ(error.status, REFUSED);

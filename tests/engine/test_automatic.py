@@ -377,12 +377,48 @@ class TestRows:
             write(rows[::2].repeat(2, 0))
             assert write(rows) == 0
 
-    def test_with_cuda_go_by_dma(self) -> None:
+    def test_with_cuda_take_the_engine_from_its_limits_on(self) -> None:
         with reached() as region:
-            rows = np.zeros((512, KIB), np.uint8)
+            rows = np.random.default_rng(7).integers(0, 256, (512, KIB), np.uint8)
+            assert entries(lambda: region.write_strided(rows[:-1], 2 * KIB)) == 0
+            assert entries(lambda: region.write_strided(rows, 2 * KIB)) > 0
+            found = np.empty_like(rows)
+            assert entries(lambda: region.readinto_strided(found, 2 * KIB)) > 0
+            assert np.array_equal(found, rows)
+            few = np.empty((16 * KIB // 128 - 1, 64), np.uint8)
+            assert entries(lambda: region.readinto_strided(few, 128)) == 0
+
+    def test_that_are_page_locked_go_by_dma(self) -> None:
+        with reached() as region, region.mirror() as array:
+            rows = array[: 2 * MIB].reshape(-1, 2 * KIB)[:, :KIB]
             assert entries(lambda: region.write_strided(rows, 2 * KIB)) == 0
-            rows = np.empty((4096, 64), np.uint8)
-            assert entries(lambda: region.readinto_strided(rows, 256)) == 0
+            assert entries(lambda: region.readinto_strided(rows, 2 * KIB)) == 0
+            assert entries(lambda: region.readinto_strided(rows[::-1], 2 * KIB)) > 0
+
+    def test_make_an_engine_with_cuda_after_64_mib(self) -> None:
+        set_limits()
+        rows = np.zeros((1024, 2 * KIB), np.uint8)
+        with gdrpy.alloc(4 * MIB) as region:
+            made = [entries(lambda: region.write_strided(rows, 4 * KIB)) for _ in range(32)]
+        assert [count > 0 for count in made] == [False] * 31 + [True]
+
+    def test_that_are_registered_are_copied_at_once_from_its_limits_on(self) -> None:
+        buffer = bytearray(random.Random(8).randbytes(4 * MIB))
+        rows = np.frombuffer(buffer, np.uint8).reshape(-1, 4 * KIB)[:, 5 : KIB + 5]
+        with without_cuda() as alone, gdrpy.register(buffer):
+            assert entries(lambda: alone.write_strided(rows[:63], 2 * KIB, 3)) == 0
+            alone.write_strided(rows[:64], 2 * KIB, 3)
+            assert rm.count("channels") > 0
+            assert entries(lambda: alone.write_strided(rows, 2 * KIB, 3)) == 1
+            seen = np.frombuffer(alone.cpu.read(2 * MIB, 3), np.uint8).reshape(-1, 2 * KIB)
+            assert np.array_equal(seen[:, :KIB], rows)
+            assert entries(lambda: alone.readinto_strided(rows[:4, :900], KIB)) == 0
+            before = np.frombuffer(bytes(buffer), np.uint8).reshape(-1, 4 * KIB)
+            found = np.copy(before)
+            found[::8, 5 : KIB + 5] = np.copy(seen)[:128, KIB:]
+            assert entries(lambda: alone.readinto_strided(rows[::8], 2 * KIB, 3 + KIB)) == 1
+            assert np.array_equal(np.frombuffer(buffer, np.uint8).reshape(-1, 4 * KIB), found)
+        assert rm.violations() == []
 
 
 class TestWithoutAnEngine:

@@ -360,6 +360,10 @@ class TestMemoryOfSeveralAllocations:
             found = np.empty_like(rows)
             pin.readinto_strided(found, 17, seam - 70, via="engine")
             assert np.array_equal(found, rows)
+            found[:] = 0
+            with gdrpy.register(found):
+                pin.readinto_strided(found, 17, seam - 70, via="engine")
+            assert np.array_equal(found, rows)
             with gdrpy.alloc(MIB) as region:
                 pin.readinto(region, seam - 100_003, via="engine")
                 assert region.cpu.read() == expected[seam - 100_003 :][:MIB]

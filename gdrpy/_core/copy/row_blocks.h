@@ -24,6 +24,21 @@ struct core_row_walk {
 	size_t row, done;
 };
 
+/* Whether a GPU can copy the rows from where they are, and the bytes from the first to the last
+ * one. */
+static inline bool core_rows_are_lines(const struct core_rows *rows)
+{
+	return rows->run == rows->nbytes &&
+	       (rows->count == 1 ||
+		(rows->stride >= (ptrdiff_t)rows->nbytes && rows->stride <= CORE_PITCH_MAX &&
+		 rows->pitch <= CORE_PITCH_MAX));
+}
+
+static inline size_t core_rows_extent(const struct core_rows *rows)
+{
+	return (rows->count - 1) * (size_t)rows->stride + rows->nbytes;
+}
+
 /* Take the next whole rows, or part of a row, with the device address; false at the end. */
 bool core_take_rows(struct core_row_walk *walk, struct core_row_block *block);
 

@@ -32,9 +32,6 @@ bool core_dma_reaches(struct core_dma *dma, const void *host, size_t nbytes);
 bool core_dma_transfer(struct core_dma *dma, unsigned int lanes, uint64_t device, char *host,
 		       size_t nbytes, bool to_gpu, struct core_error *error);
 
-/* Whether DMA can copy the rows directly, provided that their memory is page-locked. */
-bool core_dma_takes_rows(const struct core_rows *rows);
-
 /*
  * Copy an array's rows to or from rows in device memory, the first at `device`. Unless `direct`,
  * the calling thread gathers or spreads them through staging.

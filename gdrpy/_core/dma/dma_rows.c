@@ -28,14 +28,6 @@ static bool copy_block(struct core_dma *dma, bool to_gpu, const struct core_row_
 			      block->nbytes, stream);
 }
 
-bool core_dma_takes_rows(const struct core_rows *rows)
-{
-	return rows->run == rows->nbytes &&
-	       (rows->count == 1 ||
-		(rows->stride >= (ptrdiff_t)rows->nbytes && rows->stride <= CORE_PITCH_MAX &&
-		 rows->pitch <= CORE_PITCH_MAX));
-}
-
 static bool copy_directly(struct core_dma *dma, bool to_gpu, uint64_t device,
 			  const struct core_rows *rows, struct core_error *error)
 {

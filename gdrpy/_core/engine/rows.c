@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* Copies between an array's rows and rows a pitch apart in GPU memory, by the calling thread. */
+/*
+ * Copies between an array's rows and rows a pitch apart in GPU memory, by the calling thread:
+ * through staging, or directly if they are registered.
+ */
 #include "copy/row_blocks.h"
+#include "engine/methods.h"
 #include "engine/private.h"
 
 struct rows_job {
@@ -8,6 +12,7 @@ struct rows_job {
 	uint64_t offset;
 	const struct core_rows *rows;
 	bool to_gpu;
+	struct core_registration *registration; /* of the rows, or NULL */
 };
 
 /* A block on its way; `device` is its offset in the memory. */
@@ -16,8 +21,11 @@ struct rows_flight {
 	uint32_t value;
 };
 
-/* Lines may not cross from one part of the memory to the next: then each row is a copy. */
-static int fly(const struct rows_job *job, struct core_channel *channel, uint64_t staging,
+/*
+ * Submit a block, whose host memory is at an address of the engine. Lines may not cross from one
+ * part of the memory to the next: then each row is a copy.
+ */
+static int fly(const struct rows_job *job, struct core_channel *channel, uint64_t address,
 	       struct rows_flight *flight, struct core_error *error)
 {
 	const struct core_row_block *block = &flight->block;
@@ -33,13 +41,13 @@ static int fly(const struct rows_job *job, struct core_channel *channel, uint64_
 	if (block->count > 1 && job->memory->count == 1) {
 		uint64_t gpu = part->va + part->offset + block->device;
 
-		piece.to = job->to_gpu ? gpu : staging;
-		piece.from = job->to_gpu ? staging : gpu;
+		piece.to = job->to_gpu ? gpu : address;
+		piece.from = job->to_gpu ? address : gpu;
 		return core_channel_submit(channel, &piece, 1, &flight->value, error);
 	}
 	for (size_t i = 0; i < block->count; i++) {
 		struct core_side gpu = {job->memory, block->device + i * block->device_pitch};
-		struct core_side host = {NULL, staging + i * block->nbytes};
+		struct core_side host = {NULL, address + i * block->host_pitch};
 
 		if (core_channel_copy(channel, job->to_gpu ? gpu : host, job->to_gpu ? host : gpu,
 				      block->nbytes, &flight->value, error))
@@ -99,6 +107,25 @@ static int read_rows(const struct rows_job *job, struct core_row_walk *walk,
 	}
 }
 
+/* Copy registered rows, the first of which is at an address of the engine. */
+static int run_directly(const struct rows_job *job, struct core_row_walk *walk,
+			struct core_channel *channel, uint64_t first, struct core_error *error)
+{
+	const size_t stride = (size_t)job->rows->stride;
+	struct rows_flight flight;
+	uint64_t at;
+
+	walk->chunk = CORE_COPY_MOST;
+	for (;;) {
+		at = first + walk->row * stride + walk->done;
+		if (!core_take_rows(walk, &flight.block))
+			return core_channel_wait(channel, flight.value, error);
+		flight.block.host_pitch = stride;
+		if (fly(job, channel, at, &flight, error))
+			return -1;
+	}
+}
+
 static int run(struct core_engine *engine, void *context, struct core_error *error)
 {
 	const struct rows_job *job = context;
@@ -108,10 +135,16 @@ static int run(struct core_engine *engine, void *context, struct core_error *err
 				     .device = job->offset,
 				     .chunk = core_stage_chunk(nbytes, 1, job->to_gpu)};
 	struct core_channel *channel = core_stage_channel(engine, nbytes, error);
-	struct core_staging_lane *lane =
-		channel ? core_lane_take(engine, CORE_LANE_ROWS, error) : NULL;
+	struct core_staging_lane *lane;
+	uint64_t va;
 	int ret;
 
+	if (!channel)
+		return -1;
+	if (job->registration &&
+	    core_registration_reach(job->registration, engine, rows->first, &va))
+		return run_directly(job, &walk, channel, va, error);
+	lane = core_lane_take(engine, CORE_LANE_ROWS, error);
 	if (!lane)
 		return -1;
 	ret = job->to_gpu ? write_rows(job, &walk, channel, lane, error)
@@ -123,7 +156,14 @@ static int run(struct core_engine *engine, void *context, struct core_error *err
 int core_engine_transfer_rows(struct core_engine_memory *memory, uint64_t offset,
 			      const struct core_rows *rows, bool to_gpu, struct core_error *error)
 {
-	struct rows_job job = {memory, offset, rows, to_gpu};
+	struct rows_job job = {memory, offset, rows, to_gpu, NULL};
+	int ret;
 
-	return core_engine_run(memory->engine, run, &job, error);
+	if (core_rows_are_lines(rows))
+		job.registration =
+			core_registration_hold(rows->first, core_rows_extent(rows), to_gpu);
+	ret = core_engine_run(memory->engine, run, &job, error);
+	if (job.registration)
+		core_registration_let_go(job.registration);
+	return ret;
 }

@@ -47,39 +47,51 @@ bool core_raise_cuda(const struct core_error *error)
 	return false;
 }
 
-static bool is_pinned(struct transfers *self, const struct core_copy *copy)
+static bool is_pinned(struct transfers *self, const void *host, size_t nbytes)
 {
-	return copy->nbytes > ASK_FROM &&
-	       core_dma_reaches(self->dma, copy->host, (size_t)copy->nbytes);
+	return nbytes > ASK_FROM && core_dma_reaches(self->dma, host, nbytes);
 }
 
-static bool is_registered(const struct core_copy *copy, bool to_write)
+enum core_host core_transfers_look(struct transfers *self, Py_ssize_t cost, const char *host,
+				   size_t nbytes, bool to_write)
 {
-	return core_engine_has_registered(copy->host, (size_t)copy->nbytes, to_write);
+	const struct core_limits *limits = to_write ? &self->to : &self->from;
+
+	if (cost >= limits->registered && core_has_come(self->engine_again) &&
+	    core_engine_has_registered(host, nbytes, to_write))
+		return CORE_HOST_REGISTERED;
+	if (self->dma && cost >= limits->dma_pinned && is_pinned(self, host, nbytes))
+		return CORE_HOST_PINNED;
+	return CORE_HOST_ORDINARY;
 }
 
-static bool wants_engine(struct transfers *self, const struct core_copy *copy, bool to_write)
+static enum core_host look(struct transfers *self, const struct core_copy *copy, bool to_write)
+{
+	return core_transfers_look(self, copy->nbytes, copy->host, (size_t)copy->nbytes, to_write);
+}
+
+static bool wants_engine(struct transfers *self, const struct core_copy *copy, enum core_host host,
+			 bool to_write)
 {
 	const struct core_limits *limits = to_write ? &self->to : &self->from;
 	size_t nbytes = (size_t)copy->nbytes;
 
 	if (copy->way != CORE_AUTOMATIC || self->engine || !core_has_come(self->engine_again))
 		return false;
-	if (copy->nbytes >= limits->registered && is_registered(copy, to_write))
+	if (host == CORE_HOST_REGISTERED)
 		return true;
-	if (self->mapping && copy->nbytes < limits->engine)
-		return false;
-	if (self->dma && copy->nbytes >= limits->dma_pinned && is_pinned(self, copy))
+	if (host == CORE_HOST_PINNED || (self->mapping && copy->nbytes < limits->engine))
 		return false;
 	self->for_engine += nbytes < COUNTED_LEAST ? COUNTED_LEAST : nbytes;
 	return self->for_engine >= (self->dma ? ENGINE_WITH_CUDA : ENGINE_ALONE);
 }
 
-bool core_transfers_try_engine(struct transfers *self, const struct core_copy *copy, bool to_write)
+bool core_transfers_try_engine(struct transfers *self, const struct core_copy *copy,
+			       enum core_host host, bool to_write)
 {
 	PyObject *available;
 
-	if (!wants_engine(self, copy, to_write))
+	if (!wants_engine(self, copy, host, to_write))
 		return true;
 	available = PyObject_CallMethod((PyObject *)self, "_try_engine", "s", copy->method);
 	if (!available)
@@ -90,41 +102,35 @@ bool core_transfers_try_engine(struct transfers *self, const struct core_copy *c
 	return core_transfers_ready(self, copy->method, to_write, copy->way);
 }
 
-/* The way to copy, and if that is DMA, whether the host memory is page-locked. */
-static enum core_way choose(struct transfers *self, const struct core_copy *copy, bool to_write,
-			    bool *pinned)
+static enum core_way choose(struct transfers *self, const struct core_copy *copy,
+			    enum core_host host, bool to_write)
 {
 	const struct core_limits *limits = to_write ? &self->to : &self->from;
 	const Py_ssize_t nbytes = copy->nbytes;
 	bool engine = core_transfers_has_engine(self);
 
-	if (copy->way >= CORE_BY_MAPPING)
+	if (copy->way != CORE_AUTOMATIC)
 		return copy->way;
-	if (!core_transfers_has_view(self))
+	if (!core_transfers_has_view(self) || (engine && host == CORE_HOST_REGISTERED))
 		return CORE_BY_ENGINE;
-	if (copy->way == CORE_AUTOMATIC) {
-		if (engine && nbytes >= limits->registered && is_registered(copy, to_write))
-			return CORE_BY_ENGINE;
-		*pinned = self->dma && nbytes >= limits->dma_pinned && is_pinned(self, copy);
-		if (*pinned)
-			return CORE_BY_DMA;
-		if (engine && (nbytes >= limits->engine || !self->mapping))
-			return CORE_BY_ENGINE;
-		if (self->mapping && (!self->dma || nbytes < limits->dma))
-			return CORE_BY_MAPPING;
-	}
-	*pinned = is_pinned(self, copy);
+	if (host == CORE_HOST_PINNED)
+		return CORE_BY_DMA;
+	if (engine && (nbytes >= limits->engine || !self->mapping))
+		return CORE_BY_ENGINE;
+	if (self->mapping && (!self->dma || nbytes < limits->dma))
+		return CORE_BY_MAPPING;
 	return CORE_BY_DMA;
 }
 
-/* Copy by DMA, directly if `pinned`, else through staging; false with an error. */
-static bool by_dma(struct transfers *self, const struct core_copy *copy, bool pinned, bool to_write,
-		   struct core_error *error)
+/* Copy by DMA, page-locked memory directly, other memory through staging; false with an error. */
+static bool by_dma(struct transfers *self, const struct core_copy *copy, enum core_host host,
+		   bool to_write, struct core_error *error)
 {
+	size_t nbytes = (size_t)copy->nbytes;
+	bool pinned = host == CORE_HOST_PINNED || is_pinned(self, copy->host, nbytes);
 	unsigned int lanes = pinned ? 0 : core_transfers_lanes(self, copy->nbytes);
 	uint64_t device = self->ptr + (uint64_t)copy->offset;
 	struct core_dma *dma = self->dma; /* another thread may arm the object again */
-	size_t nbytes = (size_t)copy->nbytes;
 	bool done;
 
 	if (!nbytes)
@@ -171,7 +177,7 @@ static void by_mapping(struct transfers *self, struct mapping *mapping,
  * needs memory, which may be short, and an engine may be lost.
  */
 static bool by_gpu(struct transfers *self, const struct core_copy *copy, enum core_way way,
-		   bool pinned, bool to_write, bool *another)
+		   enum core_host host, bool to_write, bool *another)
 {
 	struct core_error error;
 
@@ -183,25 +189,25 @@ static bool by_gpu(struct transfers *self, const struct core_copy *copy, enum co
 			core_transfers_avoid_engine(self, error.failure == CORE_FAILED_UNAVAILABLE);
 		return !*another && core_raise_failure(&error);
 	}
-	if (by_dma(self, copy, pinned, to_write, &error))
+	if (by_dma(self, copy, host, to_write, &error))
 		return true;
 	*another = *another && self->mapping && error.failure == CORE_FAILED_MEMORY;
 	return !*another && core_raise_cuda(&error);
 }
 
 static bool copy_held(struct transfers *self, struct mapping *mapping, const struct core_copy *copy,
-		      enum core_way way, bool pinned, bool to_write)
+		      enum core_way way, enum core_host host, bool to_write)
 {
 	bool another;
 
 	while (way != CORE_BY_MAPPING) {
-		if (by_gpu(self, copy, way, pinned, to_write, &another))
+		if (by_gpu(self, copy, way, host, to_write, &another))
 			return true;
 		/* Another thread may have closed the region meanwhile. */
 		if (!another || !core_transfers_ready(self, copy->method, to_write, copy->way))
 			return false;
-		way = way == CORE_BY_ENGINE ? choose(self, copy, to_write, &pinned)
-					    : CORE_BY_MAPPING;
+		host = look(self, copy, to_write);
+		way = way == CORE_BY_ENGINE ? choose(self, copy, host, to_write) : CORE_BY_MAPPING;
 	}
 	if (!core_mapping_enter_checked(mapping, copy->method))
 		return false;
@@ -213,19 +219,23 @@ static bool copy_held(struct transfers *self, struct mapping *mapping, const str
 bool core_transfers_copy(struct transfers *self, const struct core_copy *copy, bool to_write)
 {
 	const Py_ssize_t gpu = to_write ? self->to.gpu : self->from.gpu;
-	enum core_way way = CORE_BY_MAPPING;
+	enum core_host host = CORE_HOST_ORDINARY;
+	enum core_way way = copy->way;
 	struct mapping *mapping;
-	bool pinned = false, done;
+	bool done;
 
-	if (copy->way != CORE_AUTOMATIC || !self->mapping || copy->nbytes >= gpu) {
-		if (!core_transfers_try_engine(self, copy, to_write))
+	if (way == CORE_AUTOMATIC && self->mapping && copy->nbytes < gpu) {
+		way = CORE_BY_MAPPING;
+	} else if (way == CORE_AUTOMATIC) {
+		host = look(self, copy, to_write);
+		if (!core_transfers_try_engine(self, copy, host, to_write))
 			return false;
-		way = choose(self, copy, to_write, &pinned);
+		way = choose(self, copy, host, to_write);
 	}
 	/* Hold the mapping, because another thread may disarm the object. */
 	mapping = self->mapping;
 	Py_XINCREF((PyObject *)mapping);
-	done = copy_held(self, mapping, copy, way, pinned, to_write);
+	done = copy_held(self, mapping, copy, way, host, to_write);
 	Py_XDECREF((PyObject *)mapping);
 	return done;
 }

@@ -15,6 +15,12 @@ enum core_way {
 	CORE_BY_ENGINE,
 };
 
+enum core_host {
+	CORE_HOST_ORDINARY,
+	CORE_HOST_PINNED,     /* page-locked by CUDA, for DMA */
+	CORE_HOST_REGISTERED, /* for the engine, which may be used */
+};
+
 /*
  * Sizes in bytes from which a way is the fastest: several threads for the mapping; DMA from
  * ordinary memory, if there is no engine, and page-locked memory; the engine from ordinary memory,
@@ -84,7 +90,14 @@ bool core_transfers_range(struct transfers *self, const struct core_copy *copy);
  * Have the engine reach the memory, if it can and copies like this one have shown that it pays.
  * False with an exception set if the copy is not possible any more.
  */
-bool core_transfers_try_engine(struct transfers *self, const struct core_copy *copy, bool to_write);
+bool core_transfers_try_engine(struct transfers *self, const struct core_copy *copy,
+			       enum core_host host, bool to_write);
+/*
+ * What host memory is to the GPU. Asked only from the size on where it matters: `cost` is that of
+ * contiguous bytes that take as long to copy.
+ */
+enum core_host core_transfers_look(struct transfers *self, Py_ssize_t cost, const char *host,
+				   size_t nbytes, bool to_write);
 /* Copy by the faster way, or by the requested one: in transfer_ways.c. */
 bool core_transfers_copy(struct transfers *self, const struct core_copy *copy, bool to_write);
 /* How many threads stage so many bytes. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Region.write_strided() and Region.readinto_strided(), by the mapping, DMA or the engine. */
 #include "copy/parallel.h"
+#include "copy/row_blocks.h"
 #include "strided.h"
 #include "transfers.h"
 
@@ -22,9 +23,8 @@ static struct core_copy as_bytes(const struct core_strided *call, enum core_way 
 /* Whether DMA can copy the rows without staging. */
 static bool is_direct(struct transfers *self, const struct core_rows *rows)
 {
-	return core_dma_takes_rows(rows) &&
-	       core_dma_reaches(self->dma, rows->first,
-				(rows->count - 1) * (size_t)rows->stride + rows->nbytes);
+	return core_rows_are_lines(rows) &&
+	       core_dma_reaches(self->dma, rows->first, core_rows_extent(rows));
 }
 
 static bool by_dma(struct transfers *self, const struct core_strided *call, bool to_write)
@@ -54,6 +54,13 @@ struct engine_job {
 	struct core_error *error; /* of the first failure */
 };
 
+/* Whether the engine copies the rows from where they are. Then one thread is enough. */
+static bool is_registered(const struct core_rows *rows, bool to_write)
+{
+	return core_rows_are_lines(rows) &&
+	       core_engine_has_registered(rows->first, core_rows_extent(rows), to_write);
+}
+
 static void run_part(void *context, unsigned int part)
 {
 	struct engine_job *job = context;
@@ -73,7 +80,9 @@ static bool by_engine(struct transfers *self, const struct core_strided *call, b
 		      struct core_error *error)
 {
 	struct core_use use = core_transfers_use_engine(self);
-	const unsigned int lanes = core_transfers_lanes(self, call->view.len);
+	const unsigned int lanes = is_registered(&call->rows, to_write)
+					   ? 1
+					   : core_transfers_lanes(self, call->view.len);
 	const size_t count = call->rows.count;
 	struct engine_job job = {
 		.memory = use.memory,
@@ -92,8 +101,8 @@ static bool by_engine(struct transfers *self, const struct core_strided *call, b
 }
 
 /*
- * Without DMA: read by the engine, or write rows that it writes at full speed, by several threads.
- * *done is false if another way must serve.
+ * Read by the engine, or write rows that it writes at full speed, by several threads; page-locked
+ * rows are left to DMA. *done is false if another way must serve.
  */
 static bool try_engine(struct transfers *self, const struct core_strided *call, bool to_write,
 		       bool *done)
@@ -102,16 +111,22 @@ static bool try_engine(struct transfers *self, const struct core_strided *call, 
 	const struct core_rows *rows = &call->rows;
 	const struct core_copy copy = {.method = call->method,
 				       .nbytes = to_write ? call->view.len
-							  : (Py_ssize_t)core_rows_read_cost(rows),
-				       .host = rows->first};
+							  : (Py_ssize_t)core_rows_read_cost(rows)};
+	enum core_host host = CORE_HOST_ORDINARY;
 	struct core_error error;
 
 	*done = false;
-	if (self->dma || (to_write && (rows->count == 1 || rows->nbytes < GPU_ROW_MIN)))
+	if (to_write && (rows->count == 1 || rows->nbytes < GPU_ROW_MIN))
 		return true;
-	if (!core_transfers_try_engine(self, &copy, to_write))
+	if (core_rows_are_lines(rows))
+		host = core_transfers_look(self, copy.nbytes, rows->first, core_rows_extent(rows),
+					   to_write);
+	if (host == CORE_HOST_PINNED)
+		return true;
+	if (!core_transfers_try_engine(self, &copy, host, to_write))
 		return false;
-	if (core_transfers_has_engine(self) && copy.nbytes >= limits->engine) {
+	if (core_transfers_has_engine(self) &&
+	    (host == CORE_HOST_REGISTERED || copy.nbytes >= limits->engine)) {
 		*done = by_engine(self, call, to_write, &error);
 		if (!*done)
 			core_transfers_avoid_engine(self, error.failure == CORE_FAILED_UNAVAILABLE);

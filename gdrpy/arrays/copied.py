@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from gdrpy.arrays.elements import Elements, as_bytes, place_of, readable, refuse_others
@@ -40,8 +40,6 @@ _ENGINE_FILL_MIN = 256 * 1024
 _ENGINE_FILL_FIRST = 64 << 20
 #: Bytes that a fill through the mapping stores at a time.
 _FILL_CHUNK = 256 * 1024
-#: From this size on, a piece is worth a fence and a choice of its own.
-_LARGE_PIECE = 64 * 1024
 #: From this size on, a copy on a GPU by the engine is quicker, usually even if it must be made.
 _ENGINE_COPY_MIN = 256 * 1024
 #: Bytes copied through the host at a time, between memory that no engine copies.
@@ -141,32 +139,6 @@ class Copied(Viewed):
         chunk = memoryview(bytes((byte,)) * min(size, _FILL_CHUNK))
         for done in range(0, size, _FILL_CHUNK):
             self.cpu.write(chunk[: size - done], start + done)
-
-    def write_many(self, pieces: Iterable[tuple[int, Any]]) -> None:
-        """Write many pieces, each to its own offset. If pieces overlap, either one may remain.
-
-        Those under 64 KiB are stored with one fence, as by :meth:`Mapping.write_many`, which is
-        quicker if all are small. Each larger one goes the faster way for its size, as by
-        :meth:`write`.
-
-        Args:
-            pieces: Pairs of an offset in bytes and a contiguous buffer or host array.
-
-        All ranges are checked before the first byte is written. Raises as :meth:`write`.
-        """
-        call = f"{type(self).__name__}.write_many"
-        self._check_writable(call)
-        small: list[tuple[int, Any]] = []
-        large: list[tuple[int, Any]] = []
-        for offset, data in pieces:
-            nbytes = data.nbytes if hasattr(data, "nbytes") else memoryview(data).nbytes
-            as_range(call, offset, nbytes, self.nbytes)
-            is_small = nbytes < _LARGE_PIECE and self._has_cpu_view
-            (small if is_small else large).append((offset, data))
-        if small:
-            self.cpu.write_many(small)
-        for offset, data in large:
-            self.write(data, offset)
 
     def _put(self, call: str, elements: Elements, offset: int) -> None:
         """Copy an array's elements to ``offset``, packed in C order. Raises ReadOnly, Closed."""

@@ -30,6 +30,7 @@ CALLS = {
     "Region.readinto": lambda region: region.readinto(bytearray(1)),
     "Region.fill": lambda region: region.fill(1),
     "Region.write_many": lambda region: region.write_many([(0, b"x")]),
+    "Region.readinto_many": lambda region: region.readinto_many([(0, bytearray(1))]),
     "Region.ptr": lambda region: region.ptr,
     "Region.cpu": lambda region: region.cpu,
     "Region.map": lambda region: region.map(),

@@ -90,17 +90,61 @@ class TestManyPieces:
     @pytest.mark.parametrize("nbytes", [8, 1 << 20])
     def test_one_of_which_lies_outside_are_refused_whole(self, large, nbytes):
         large.fill(1)
-        with pytest.raises(ValueError, match=r"Region\.write_many: offset \d+ .*outside"):
-            large.write_many([(0, b"x"), (large.nbytes - nbytes + 1, bytes(nbytes))])
+        at = large.nbytes - nbytes + 1
+        with pytest.raises(ValueError, match=r"Region\.write_many: pieces\[1\]: offset .*outside"):
+            large.write_many([(0, b"x"), (at, bytes(nbytes))])
         assert large.read() == b"\1" * large.nbytes
+        untouched = bytearray(1)
+        with pytest.raises(ValueError, match=r"Region\.readinto_many: pieces\[1\]: offset .*outsi"):
+            large.readinto_many([(0, untouched), (at, bytearray(nbytes))])
+        assert untouched == b"\0"
+
+    @pytest.mark.parametrize("via", [None, "mapping", "dma"])
+    def test_are_read_and_written_by_any_way(self, large, via):
+        expected = bytearray(random.Random(2).randbytes(large.nbytes))
+        large.write(expected)
+        sizes = [*range(40), 0, 5000, 70_001, 1_000_001, 7]
+        found = [(1003 * index, bytearray(size)) for index, size in enumerate(sizes)]
+        found.append((large.nbytes - 9, np.zeros((3, 3), "u1")))
+        assert large.readinto_many(iter(found), via) == sum(sizes) + 9
+        for at, data in found:
+            assert bytes(data) == expected[at : at + memoryview(data).nbytes]
+        pieces = [(at, bytes(memoryview(data))[::-1]) for at, data in found[:40] + found[-1:]]
+        large.write_many(pieces, via=via)
+        for at, data in pieces:
+            expected[at : at + len(data)] = data
+        assert large.read() == expected
+
+    def test_must_be_pairs_with_writable_buffers_to_be_read(self, large):
+        bad = (
+            ((0, b"bytes"), BufferError, r"pieces\[1\]: buffer must be writable"),
+            ((0,), TypeError, r"pieces\[1\] must be a pair \(offset, buffer\), not "),
+            ((-1, bytearray(1)), ValueError, r"pieces\[1\]: offset must be 0 or more, not -1"),
+        )
+        untouched = bytearray(1)
+        large.fill(1)
+        for piece, error, message in bad:
+            with pytest.raises(error, match=rf"Region\.readinto_many: {message}"):
+                large.readinto_many([(0, untouched), piece])
+        assert untouched == b"\0"
+        with pytest.raises(ValueError, match="via must be"):
+            large.readinto_many([], "bus")
+
+    def test_of_the_mapping_itself_must_lie_apart(self, large):
+        view = memoryview(large.cpu)
+        for call, name in ((large.write_many, "data"), (large.readinto_many, "buffer")):
+            with pytest.raises(ValueError, match=rf"many: pieces\[1\]: {name} .*overlaps"):
+                call([(0, bytearray(1)), (100, view[50:60]), (200, bytearray(1))])
+        large.write_many([(100, view[:8]), (104, view[8:16])])
 
     def test_to_a_read_only_or_closed_region_are_refused(self, large):
         fd = large.export()
         with gdrpy.Region.from_fd(fd, readonly=True) as reader, pytest.raises(gdrpy.ReadOnly):
             reader.write_many([(0, b"x")])
         os.close(fd)
-        with pytest.raises(gdrpy.Closed):
-            reader.write_many([])
+        for call in (reader.write_many, reader.readinto_many):
+            with pytest.raises(gdrpy.Closed):
+                call([])
 
 
 @pytest.fixture(params=["mapping", "dma", "host"])

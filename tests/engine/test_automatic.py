@@ -313,22 +313,87 @@ class TestPieces:
             expected[offset : offset + len(data)] = data
         return pieces, bytes(expected)
 
-    def test_of_the_size_of_large_writes_go_by_the_engine_without_cuda(self) -> None:
+    def test_of_8_kib_or_more_are_written_by_the_engine_from_its_limit_on(self) -> None:
         pieces, expected = self.pieces()
         with without_cuda() as alone:
             alone.fill(0)
             alone.read(1, via="engine")
             assert entries(lambda: alone.write_many(pieces[3:])) == 0
-            made = entries(lambda: alone.write_many(iter(pieces)))
+            assert entries(lambda: alone.write_many(iter(pieces))) > 0
             assert alone.cpu.read() == expected
-            assert made == 3 * entries(lambda: alone.write(pieces[0][1], 3))
+            medium = [(index * 16 * KIB + 5, bytes([index]) * 8 * KIB) for index in range(64)]
+            assert entries(lambda: alone.write_many(medium[:-1])) == 0
+            assert entries(lambda: alone.write_many([*medium, (9 * KIB, b"x")])) > 0
+            assert alone.cpu.read(1, 9 * KIB) == b"x"
+            assert all(alone.cpu.read(len(data), at) == data for at, data in medium)
+            short = [(index * 16 * KIB, bytes(8 * KIB - 1)) for index in range(256)]
+            assert entries(lambda: alone.write_many(short)) == 0
 
-    def test_that_are_registered_go_by_the_engine_from_its_limit_on(self) -> None:
+    def test_are_read_by_the_engine_as_soon_as_loads_would_take_long(self) -> None:
         with without_cuda() as alone:
+            content = alone.cpu.read()
             alone.read(1, via="engine")
-            data = bytearray(64 * KIB)
-            with gdrpy.register(data):
-                assert entries(lambda: alone.write_many([(5, data), (MIB, data)])) == 2
+
+            def read(count: int, nbytes: int) -> int:
+                buffers = [bytearray(nbytes) for _ in range(count)]
+                pieces = [(index * 5 * KIB + 3, buffer) for index, buffer in enumerate(buffers)]
+                made = entries(lambda: alone.readinto_many(pieces))
+                assert all(buffer == content[at : at + nbytes] for at, buffer in pieces)
+                return made
+
+            assert read(15, 100) == 0
+            assert read(16, 100) > 0
+            assert read(1, 16 * KIB - 1) == 0
+            assert read(1, 16 * KIB) > 0
+            assert read(700, 100) == 30 + 3  # for 656 of them, a chunk of 64 KiB, and the rest
+        assert rm.violations() == []
+
+    def test_are_copied_by_the_engine_with_cuda_too(self) -> None:
+        with reached() as region:
+            buffers = [bytearray(KIB) for _ in range(64)]
+            pieces = [(index * 3 * KIB, buffer) for index, buffer in enumerate(buffers)]
+            assert entries(lambda: region.readinto_many(pieces)) > 0
+            assert all(buffer == region.cpu.read(KIB, at) for at, buffer in pieces)
+            assert entries(lambda: region.write_many([(0, bytes(MIB))])) > 0
+
+    def test_that_are_long_and_page_locked_go_by_dma(self) -> None:
+        with reached() as region, region.mirror() as array:
+            halves = [(0, array[: 2 * MIB]), (2 * MIB, array[2 * MIB :])]
+            assert entries(lambda: region.readinto_many(halves)) == 0
+            assert entries(lambda: region.write_many(halves)) == 0
+            short = [(index * 8 * KIB, array[index * 4 * KIB :][: 4 * KIB]) for index in range(8)]
+            assert entries(lambda: region.readinto_many(short)) > 0
+
+    def test_that_are_registered_together_take_no_staging(self) -> None:
+        buffer = bytearray(random.Random(9).randbytes(MIB))
+        with without_cuda() as alone, gdrpy.register(buffer), memoryview(buffer) as view:
+            pieces = [(at * 3 + 7, view[at : at + 8 * KIB]) for at in range(0, MIB, 16 * KIB)]
+            assert entries(lambda: alone.write_many(pieces[:7])) == 0
+            alone.write_many(pieces)
+            assert rm.count("channels") > 0
+            objects = rm.count("objects")
+            assert entries(lambda: alone.write_many(pieces)) == 3
+            assert all(alone.cpu.read(8 * KIB, at) == data for at, data in pieces)
+            alone.write(bytes(4 * MIB), via="mapping")
+            assert entries(lambda: alone.readinto_many(pieces[:1])) == 1
+            assert rm.count("objects") == objects
+            assert buffer[: 8 * KIB] == bytes(8 * KIB)
+            assert buffer[8 * KIB :] == random.Random(9).randbytes(MIB)[8 * KIB :]
+        assert rm.violations() == []
+
+    def test_go_other_ways_when_the_engine_is_lost(self) -> None:
+        pieces, expected = self.pieces()
+        with without_cuda() as alone:
+            alone.fill(0)
+            alone.read(1, via="engine")
+            rm.set_fault("ENGINE:1:31,ENGINE:2:31,ENGINE:3:31")
+            alone.write_many(pieces)
+            assert alone.cpu.read() == expected
+            found = [(at, bytearray(len(data))) for at, data in pieces]
+            assert entries(lambda: alone.readinto_many(found)) == 0
+            assert found == pieces
+            with pytest.raises(gdrpy.BackendUnavailable, match="Xid 31"):
+                alone.readinto_many(found, via="engine")
 
     def test_without_a_cpu_view_all_go_by_the_engine(self) -> None:
         pieces, expected = self.pieces()
@@ -336,6 +401,9 @@ class TestPieces:
             region.fill(0)
             with gdrpy.Region.from_fd(region.export(), gpu=False, cpu=False) as bare:
                 bare.write_many(pieces)
+                found = [(at, bytearray(len(data))) for at, data in pieces]
+                assert bare.readinto_many(found) == 3 * 512 * KIB + 500 * 64
+            assert found == pieces
             assert region.cpu.read() == expected
 
 

@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -319,6 +320,49 @@ class TestStrided:
         assert rm.violations() == []
 
 
+class TestPieces:
+    @pytest.mark.preloaded(**ON_NVRM, FAKE_RM_DELAY="7")
+    @pytest.mark.parametrize("registered", [False, True])
+    def test_of_any_size_and_order_are_exact_and_nothing_beside_them(
+        self, registered: bool
+    ) -> None:
+        choice = random.Random(10)
+        sizes = [0, 1, 3 * MIB + 5, 0, MIB, 65537, *(choice.randrange(3000) for _ in range(2000))]
+        choice.shuffle(sizes)
+        places, at = [], 0
+        for size in sizes:
+            places.append((at, size))
+            at += size + choice.randrange(5)
+        with gdrpy.alloc(at) as region:
+            expected = bytearray(choice.randbytes(at))
+            region.write(expected)
+            host = bytearray(choice.randbytes(at))
+            pinned = gdrpy.register(host) if registered else nullcontext()
+            with pinned, memoryview(host) as view:
+                pieces = [(place, view[at - place - size :][:size]) for place, size in places]
+                choice.shuffle(pieces)
+                region.write_many(pieces, via="engine")
+                for place, data in pieces:
+                    expected[place : place + len(data)] = data
+                assert region.cpu.read() == expected
+                kept, host[:] = bytearray(host), bytes(at)
+                for place, data in pieces:
+                    kept[at - place - len(data) : at - place] = expected[place:][: len(data)]
+                assert region.readinto_many(pieces, via="engine") == sum(sizes)
+                for place, data in pieces:
+                    assert data == expected[place : place + len(data)]
+                assert sum(host) == sum(sum(data) for _, data in pieces)
+                del pieces, data
+        assert rm.violations() == []
+
+    def test_of_one_call_take_an_entry_of_the_ring_for_twenty_two(self) -> None:
+        with gdrpy.alloc(MIB) as region:
+            region.read(1, via="engine")
+            before = rm.count("entries")
+            region.write_many([(at, b"x") for at in range(0, 46 * 20, 20)], via="engine")
+            assert rm.count("entries") == before + 3
+
+
 class TestMemoryOfSeveralAllocations:
     """As of allocators that grow in place."""
 
@@ -364,6 +408,9 @@ class TestMemoryOfSeveralAllocations:
             with gdrpy.register(found):
                 pin.readinto_strided(found, 17, seam - 70, via="engine")
             assert np.array_equal(found, rows)
+            both = [(seam - 50, bytearray(20)), (seam - 5, bytearray(70_001))]
+            assert pin.readinto_many(both, via="engine") == 70_021
+            assert all(data == expected[at : at + len(data)] for at, data in both)
             with gdrpy.alloc(MIB) as region:
                 pin.readinto(region, seam - 100_003, via="engine")
                 assert region.cpu.read() == expected[seam - 100_003 :][:MIB]

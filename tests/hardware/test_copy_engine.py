@@ -147,6 +147,50 @@ class TestCopies:
             assert np.array_equal(found[:, ::2], rows)
             assert not found[:, 1::2].any()
 
+    def test_of_registered_rows_are_exact(self, region: gdrpy.Region) -> None:
+        choice = np.random.default_rng(8)
+        table = choice.integers(0, 256, (3000, 4001), np.uint8)
+        rows = table[:, 5:1006]
+        region.fill(0)
+        with gdrpy.register(table):
+            region.write_strided(rows, 2003, 50, via="engine")
+            seen = np.frombuffer(by_cuda(region), np.uint8)[50 : 50 + 3000 * 2003]
+            seen = seen.reshape(3000, 2003)
+            assert np.array_equal(seen[:, :1001], rows)
+            assert not seen[:, 1001:].any()
+            expected = np.copy(table)
+            expected[::-1, 5:1006] = rows
+            region.write_strided(rows[::-1], 2003, 50, via="engine")
+            region.readinto_strided(rows, 2003, 50, via="engine")
+            assert np.array_equal(table, expected)
+
+    @pytest.mark.parametrize("registered", [False, True])
+    def test_of_many_pieces_are_exact(self, region: gdrpy.Region, registered: bool) -> None:
+        choice = random.Random(7)
+        host = bytearray(choice.randbytes(8 * MIB))
+        expected = bytearray(choice.randbytes(region.nbytes))
+        region.write(expected, via="dma")
+        with (
+            gdrpy.register(host) if registered else contextlib.nullcontext(),
+            memoryview(host) as view,
+        ):
+            pieces, at = [], 0
+            while at < 8 * MIB - 70_000:
+                size = choice.choice((1, 64, 1000, 4096, 70_000))
+                pieces.append((at, view[8 * MIB - at - size :][:size]))
+                at += size + choice.randrange(5)
+            choice.shuffle(pieces)
+            region.write_many(pieces, via="engine")
+            for at, data in pieces:
+                expected[at : at + len(data)] = data
+            assert by_cuda(region) == expected
+            kept = bytes(host)
+            for _, data in pieces:
+                data[:] = bytes(len(data))
+            region.readinto_many(pieces, via="engine")
+            assert host == kept
+            del pieces, data
+
     def test_of_one_value_set_the_bytes_of_the_range_alone(self, region: gdrpy.Region) -> None:
         choice = random.Random(6)
         expected = bytearray(choice.randbytes(region.nbytes))

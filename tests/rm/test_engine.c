@@ -56,6 +56,44 @@ static void copies_are_exact_and_stay_inside(void)
 	CHECK_EQ(count("violations"), 0);
 }
 
+static void pieces_are_exact_in_any_order(void)
+{
+	enum {
+		COUNT = 3000
+	};
+	static struct core_piece pieces[COUNT];
+	struct core_error error;
+	int fd = gpu_memory(BLOCK);
+	char *seen = mmap(NULL, BLOCK, PROT_READ, MAP_SHARED, fd, 0);
+	char *host = malloc(BLOCK);
+	struct core_engine_memory *memory = core_engine_take_export(fd, BLOCK, &error);
+	size_t at = 0;
+
+	CHECK(memory);
+	fill(host, BLOCK, 5);
+	for (size_t i = 0; i < COUNT; i++) {
+		size_t nbytes = i % 700 ? i % 1999 : i * 400, slot = i * 1777 % COUNT;
+
+		/* The host's are in another order, and lie one after the other. */
+		pieces[slot] = (struct core_piece){at, host + BLOCK - at - nbytes, nbytes};
+		at += nbytes;
+	}
+	CHECK_EQ(core_engine_transfer_many(memory, pieces, COUNT, true, &error), 0);
+	for (size_t i = 0; i < COUNT; i++) {
+		CHECK_MEM_EQ(seen + pieces[i].offset, pieces[i].data, pieces[i].nbytes);
+		memset(pieces[i].data, 0, pieces[i].nbytes);
+	}
+	CHECK_EQ(core_engine_transfer_many(memory, pieces, COUNT, false, &error), 0);
+	for (size_t i = 0; i < COUNT; i++)
+		CHECK_MEM_EQ(seen + pieces[i].offset, pieces[i].data, pieces[i].nbytes);
+	CHECK_EQ(core_engine_transfer_many(memory, pieces, 0, false, &error), 0);
+	free(host);
+	core_engine_release(memory);
+	munmap(seen, BLOCK);
+	close(fd);
+	CHECK_EQ(count("violations"), 0);
+}
+
 struct work {
 	struct core_engine_memory *memory;
 	unsigned int number;
@@ -320,8 +358,8 @@ static void a_second_loss_ends_it(void)
 }
 
 /* In this order: the engine is one for the whole process. */
-CHECK_MAIN(TEST(copies_are_exact_and_stay_inside), TEST(threads_share_an_engine),
-	   TEST(large_copies_leave_lanes_to_rows_and_small_ones),
+CHECK_MAIN(TEST(copies_are_exact_and_stay_inside), TEST(pieces_are_exact_in_any_order),
+	   TEST(threads_share_an_engine), TEST(large_copies_leave_lanes_to_rows_and_small_ones),
 	   TEST(a_queue_waits_for_a_word_and_can_be_closed_before),
 	   TEST(a_lost_channel_is_made_anew_under_threads),
 	   TEST(a_lost_engines_lanes_are_not_used_again),

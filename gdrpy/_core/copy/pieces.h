@@ -9,7 +9,7 @@
 
 struct core_piece {
 	size_t offset;
-	const void *data;
+	void *data;
 	size_t nbytes;
 };
 

@@ -7,12 +7,6 @@
 #define LINE 64
 #define BOUNCE_BYTES 8192
 
-/*
- * Each read of write-combined memory costs a bus round trip, the time of reading about 1 KiB. Gaps
- * of up to this size between rows are read as well.
- */
-#define GAP_READ_OVER 1024
-
 void core_describe_rows(struct core_rows *rows, void *first, size_t itemsize, int ndim,
 			const ptrdiff_t *shape, const ptrdiff_t *strides, size_t pitch)
 {
@@ -219,13 +213,13 @@ size_t core_rows_read_cost(const struct core_rows *rows)
 {
 	size_t gap = rows->pitch - rows->nbytes;
 
-	return rows->count * (rows->nbytes + (gap < GAP_READ_OVER ? gap : GAP_READ_OVER));
+	return rows->count * (rows->nbytes + (gap < CORE_READ_TRIP ? gap : CORE_READ_TRIP));
 }
 
 /* How many rows one read covers. */
 static size_t rows_at_once(enum core_mapping_kind type, const struct core_rows *rows)
 {
-	if (type != CORE_MAPPING_WC || rows->pitch - rows->nbytes > GAP_READ_OVER ||
+	if (type != CORE_MAPPING_WC || rows->pitch - rows->nbytes > CORE_READ_TRIP ||
 	    rows->nbytes > BOUNCE_BYTES)
 		return 1;
 	return (BOUNCE_BYTES - rows->nbytes) / rows->pitch + 1;

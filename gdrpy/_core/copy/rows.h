@@ -10,6 +10,12 @@
 
 #define CORE_MAX_NDIM 64
 
+/*
+ * Each read of write-combined memory costs a bus round trip, the time of reading about so many
+ * bytes. Gaps of up to this size between rows are read as well.
+ */
+#define CORE_READ_TRIP 1024
+
 /* An array's rows: the elements that share an index in the first dimension. */
 struct core_rows {
 	char *first; /* the first row's first element */

@@ -5,8 +5,6 @@
 #include "engine/methods.h"
 #include "engine/private.h"
 
-#define MOST_AT_ONCE 16
-
 uint64_t core_side_address(const struct core_side *side, uint64_t done, uint64_t *left)
 {
 	uint64_t at = side->at + done;
@@ -36,13 +34,13 @@ uint64_t core_cut_copy(const struct core_side *to, const struct core_side *from,
 int core_channel_copy(struct core_channel *channel, struct core_side to, struct core_side from,
 		      uint64_t nbytes, uint32_t *value, struct core_error *error)
 {
-	struct core_engine_piece pieces[MOST_AT_ONCE];
+	struct core_engine_piece pieces[CORE_ENTRY_PIECES];
 	uint64_t done = 0;
 
 	while (done < nbytes) {
 		unsigned int count = 0;
 
-		while (count < MOST_AT_ONCE && done < nbytes)
+		while (count < CORE_ENTRY_PIECES && done < nbytes)
 			done += core_cut_copy(&to, &from, nbytes, done, &pieces[count++]);
 		if (core_channel_submit(channel, pieces, count, value, error))
 			return -1;
@@ -112,7 +110,7 @@ static int run_fill(struct core_engine *engine, void *job, struct core_error *er
 {
 	const struct fill *fill = job;
 	struct core_channel *channel = core_stage_channel(engine, fill->nbytes, error);
-	struct core_engine_piece pieces[MOST_AT_ONCE];
+	struct core_engine_piece pieces[CORE_ENTRY_PIECES];
 	uint64_t done = 0;
 	uint32_t value = 0;
 
@@ -121,7 +119,7 @@ static int run_fill(struct core_engine *engine, void *job, struct core_error *er
 	while (done < fill->nbytes) {
 		unsigned int count = 0;
 
-		while (count < MOST_AT_ONCE && done < fill->nbytes)
+		while (count < CORE_ENTRY_PIECES && done < fill->nbytes)
 			done += cut_fill(fill, done, &pieces[count++]);
 		if (core_channel_submit(channel, pieces, count, &value, error))
 			return -1;

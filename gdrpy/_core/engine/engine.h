@@ -17,6 +17,7 @@
 #include <stdint.h>
 
 #include "common/error.h"
+#include "copy/pieces.h"
 #include "copy/rows.h"
 #include "rm/client.h"
 
@@ -57,11 +58,14 @@ bool core_engine_overlap(const struct core_engine_memory *one, uint64_t offset,
 void core_engine_release(struct core_engine_memory *memory);
 
 /*
- * Copy host memory, or an array's rows, to or from the memory: to a range, or to rows a pitch
- * apart, the first at `offset`. Large copies take several threads.
+ * Copy host memory, pieces of it in any order, or an array's rows, to or from the memory: to a
+ * range, to a range for each piece, or to rows a pitch apart, the first at `offset`. Large copies
+ * take several threads. Pieces need no staging if one registration has them all.
  */
 int core_engine_transfer(struct core_engine_memory *memory, uint64_t offset, char *host,
 			 size_t nbytes, bool to_gpu, struct core_error *error);
+int core_engine_transfer_many(struct core_engine_memory *memory, const struct core_piece *pieces,
+			      size_t count, bool to_gpu, struct core_error *error);
 int core_engine_transfer_rows(struct core_engine_memory *memory, uint64_t offset,
 			      const struct core_rows *rows, bool to_gpu, struct core_error *error);
 

@@ -15,6 +15,7 @@
 /* Entries of a channel's ring, each with its own part of the pushbuffer. */
 #define CORE_RING_ENTRIES 128
 #define CORE_PUSH_NBYTES 1024
+#define CORE_ENTRY_PIECES 22 /* of the most words, which fit that */
 
 /* Threads that may stage at once; each has a lane of two chunks, together a huge page. */
 #define CORE_STAGING_LANES (CORE_THREADS_MAX + 2)

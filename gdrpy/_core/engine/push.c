@@ -7,7 +7,8 @@
 /* The words of the largest piece, and of the end of a submission. */
 #define PIECE_WORDS 11
 #define END_WORDS 8
-#define MOST_PIECES ((CORE_PUSH_NBYTES / sizeof(uint32_t) - END_WORDS) / PIECE_WORDS)
+_Static_assert((CORE_ENTRY_PIECES * PIECE_WORDS + END_WORDS) * sizeof(uint32_t) <= CORE_PUSH_NBYTES,
+	       "a ring entry's pieces fit its part of the pushbuffer");
 
 /* Release a semaphore when all transfers before are done. */
 #define SEMAPHORE_LAUNCH (CORE_LAUNCH_FLUSH | CORE_LAUNCH_SEMAPHORE)
@@ -145,7 +146,7 @@ static int submit(struct core_channel *channel, const struct core_engine_piece *
 
 unsigned int core_channel_entries(unsigned int pieces)
 {
-	return (unsigned int)((pieces + MOST_PIECES - 1) / MOST_PIECES);
+	return (pieces + CORE_ENTRY_PIECES - 1) / CORE_ENTRY_PIECES;
 }
 
 int core_channel_submit(struct core_channel *channel, const struct core_engine_piece *pieces,
@@ -155,7 +156,7 @@ int core_channel_submit(struct core_channel *channel, const struct core_engine_p
 
 	pthread_mutex_lock(&channel->lock);
 	for (unsigned int some; count && !ret; pieces += some, count -= some) {
-		some = count < MOST_PIECES ? count : (unsigned int)MOST_PIECES;
+		some = count < CORE_ENTRY_PIECES ? count : CORE_ENTRY_PIECES;
 		ret = submit(channel, pieces, some, error);
 	}
 	*value = channel->last;

@@ -353,6 +353,8 @@ CORE_METHOD_ALONE(transfers_readinto, transfers, copy_buffer,
 CORE_METHOD_ALONE(transfers_read_alone, transfers, transfers_read)
 CORE_METHOD_ALONE(transfers_write_strided, transfers, core_transfers_write_strided)
 CORE_METHOD_ALONE(transfers_readinto_strided, transfers, core_transfers_readinto_strided)
+CORE_METHOD_ALONE(transfers_write_many, transfers, core_transfers_write_many)
+CORE_METHOD_ALONE(transfers_readinto_many, transfers, core_transfers_readinto_many)
 CORE_ALONE(transfers_arm, transfers)
 CORE_ALONE(transfers_arm_engine, transfers)
 CORE_ALONE(core_transfers_fill, transfers)
@@ -400,6 +402,28 @@ static PyMethodDef transfers_methods[] = {
 	 "    offset: The first byte.\n"
 	 "    via: As for write().\n\n"
 	 "DMA is fastest into page-locked memory (Region.mirror, or CUDA's)."},
+	{"write_many", CORE_FASTCALL(transfers_write_many),
+	 "write_many(pieces, via=None)\n--\n\n"
+	 "Copy many buffers, each to its own offset: together by the copy engine, where that is\n"
+	 "faster. Otherwise those under 64 KiB are stored with one fence, and each larger one\n"
+	 "goes the faster way for its size.\n\n"
+	 "Args:\n"
+	 "    pieces: An iterable of pairs of an offset in bytes and a contiguous buffer or host\n"
+	 "        array. Bytes objects are fastest.\n"
+	 "    via: As for write().\n\n"
+	 "All are checked before the first byte is written. If pieces overlap, either one may\n"
+	 "remain. Raises as write() does, naming the piece; data from region.cpu must not lie\n"
+	 "between the first and the last byte written. TypeError if a piece is not a pair."},
+	{"readinto_many", CORE_FASTCALL(transfers_readinto_many),
+	 "readinto_many(pieces, via=None)\n--\n\n"
+	 "Fill many buffers, each from its own offset; returns their bytes together. The copy\n"
+	 "engine reads all of them at once, as soon as loads would take several bus round "
+	 "trips.\n\n"
+	 "Args:\n"
+	 "    pieces: An iterable of pairs of an offset in bytes and a writable contiguous buffer\n"
+	 "        or host array. No two buffers may overlap.\n"
+	 "    via: As for write().\n\n"
+	 "All are checked before the first byte is read. Raises as write_many() does."},
 	{"write_strided", CORE_FASTCALL(transfers_write_strided),
 	 "write_strided(data, pitch, offset=0, via=None)\n--\n\n"
 	 "Copy row i of an array to byte offset + i * pitch, for every i, like\n"

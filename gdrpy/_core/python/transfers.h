@@ -138,4 +138,8 @@ PyObject *core_engine_status(PyObject *module, PyObject *gpu);
 PyObject *core_transfers_write_strided(struct transfers *self, CORE_PARAMETERS);
 PyObject *core_transfers_readinto_strided(struct transfers *self, CORE_PARAMETERS);
 
+/* In transfers_many.c. */
+PyObject *core_transfers_write_many(struct transfers *self, CORE_PARAMETERS);
+PyObject *core_transfers_readinto_many(struct transfers *self, CORE_PARAMETERS);
+
 #endif

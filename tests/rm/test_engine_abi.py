@@ -27,6 +27,8 @@ FIELDS = {
     "copy_caps": ("ce_caps", "engine caps"),
     "schedule": ("schedule", "enable"),
     "group_schedule": ("schedule", "enable"),
+    "os_event": ("os_event", "client device fd status"),
+    "event_params": ("event_params", "client source class_id index data"),
     "notification": ("notification", "time info32=xid info16=engine status"),
 }
 #: Of structures that grew: with the older one's name.
@@ -41,6 +43,7 @@ VALUES = {
     "class.virtual": "NVRM_CLASS_VIRTUAL_MEMORY",
     "class.user_memory": "NVRM_CLASS_HOST_MEMORY",
     "class.address_space": "NVRM_CLASS_ADDRESS_SPACE",
+    "class.event": "NVRM_CLASS_EVENT",
     "class.group": "NVRM_CLASS_CHANNEL_GROUP",
     "ctrl.class_list": "NVRM_CTRL_GET_CLASSES",
     "ctrl.copy_caps": "NVRM_CTRL_GET_CE_CAPS",
@@ -50,13 +53,17 @@ VALUES = {
     "ctrl.set_timeslice": "NVRM_CTRL_SET_TIME_SLICE",
     "ctrl.token": "NVRM_CTRL_GET_TOKEN",
     "nr.register_fd": "_IOC_NR(NVRM_IOCTL_REGISTER_FD)",
+    "nr.os_event": "_IOC_NR(NVRM_IOCTL_OS_EVENT)",
     "nr.user_memory": "_IOC_NR(NVRM_IOCTL_HOST_MEMORY)",
     "nr.map_dma": "_IOC_NR(NVRM_IOCTL_MAP_DMA)",
     "nr.unmap_dma": "_IOC_NR(NVRM_IOCTL_UNMAP_DMA)",
     "at.userd.put": "CORE_USERD_PUT",
     **{
         f"size.{fact}": f"sizeof(struct nvrm_{FIELDS[fact][0]})"
-        for fact in ("user_memory", "virtual_params", "class_list", "copy_caps", "notification")
+        for fact in (
+            *("user_memory", "virtual_params", "class_list", "copy_caps", "notification"),
+            *("os_event", "event_params"),
+        )
     },
 }
 

@@ -203,6 +203,7 @@ void core_link_close(struct core_link *link)
 	if (link->doorbell_map.map.base)
 		core_rm_unmap(link->client, &link->doorbell_map, &ignored);
 	core_rm_close(link->client);
+	core_events_close(link);
 	for (int i = 0; i < CORE_CHANNELS; i++)
 		if (link->channels[i].semaphore_page.host)
 			munmap(link->channels[i].semaphore_page.host, 2 * core_page_nbytes());

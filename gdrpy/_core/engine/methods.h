@@ -27,6 +27,7 @@ enum core_launch {
 	CORE_LAUNCH_IN_ORDER = 0x002,
 	CORE_LAUNCH_FLUSH = 0x004, /* counts only with a semaphore */
 	CORE_LAUNCH_SEMAPHORE = 0x008,
+	CORE_LAUNCH_INTERRUPT = 0x040,
 	CORE_LAUNCH_LINEAR = 0x180, /* both sides */
 	CORE_LAUNCH_LINES = 0x200,
 	CORE_LAUNCH_FILL = 0x400,

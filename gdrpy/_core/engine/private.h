@@ -60,6 +60,15 @@ struct core_channel {
 	uint32_t values[CORE_RING_ENTRIES]; /* of the last submission by each entry */
 };
 
+/*
+ * A descriptor to sleep on until the engine interrupts. One thread at a time uses it, because a
+ * poll takes the interrupt away.
+ */
+struct core_event {
+	struct core_event *next;
+	int fd;
+};
+
 /* A client with its address space, channels and doorbell, which are lost and made anew together. */
 struct core_link {
 	unsigned int users;
@@ -78,7 +87,10 @@ struct core_link {
 	struct core_rm_mapping doorbell_map;
 	volatile uint32_t *doorbell;
 	struct core_channel channels[CORE_CHANNELS];
-	pthread_mutex_t lock; /* while a channel is made, or the link becomes lost */
+	pthread_mutex_t
+		lock; /* while a channel is made, or the link becomes lost; guards `events` */
+	struct core_event *events; /* that no thread uses */
+	bool deaf;		   /* there are none, or no interrupt comes */
 	struct core_channel *ready[CORE_CHANNELS];
 	unsigned int spared; /* copies that did without the second one */
 };
@@ -196,9 +208,10 @@ struct core_engine_piece {
 	uint64_t to, from;
 	uint32_t nbytes; /* of a line */
 	uint32_t lines, to_pitch, from_pitch;
-	uint32_t value; /* to fill with */
-	bool words;	/* `nbytes` counts words, not bytes, to fill */
-	bool in_order;	/* begins when the pieces before it are done */
+	uint32_t value;	 /* to fill with */
+	bool words;	 /* `nbytes` counts words, not bytes, to fill */
+	bool in_order;	 /* begins when the pieces before it are done */
+	bool interrupts; /* after the submission, the last piece of which it is */
 };
 
 /* The ring entries that pieces take. */
@@ -208,10 +221,25 @@ unsigned int core_channel_entries(unsigned int pieces);
 int core_channel_submit(struct core_channel *channel, const struct core_engine_piece *pieces,
 			unsigned int count, uint32_t *value, struct core_error *error);
 
+/* --- event.c --- */
+
+/* An event for this thread, until it gives it back; NULL if it must wait without one. */
+struct core_event *core_event_take(struct core_link *link);
+void core_event_give_back(struct core_link *link, struct core_event *event);
+
+/* Sleep until an interrupt of the engine, any process's, or so many ms; false if none came. */
+bool core_event_sleep(struct core_link *link, const struct core_event *event, int milliseconds);
+
+/* Close the events of a link that no thread uses. */
+void core_events_close(struct core_link *link);
+
 /* --- wait.c --- */
 
 /* Wait until a submission is done; an error means that the link is lost. */
 int core_channel_wait(struct core_channel *channel, uint32_t value, struct core_error *error);
+
+/* The same for a long one that interrupts: the thread sleeps, if the driver has events. */
+int core_channel_sleep(struct core_channel *channel, uint32_t value, struct core_error *error);
 
 /* Whether a link is lost; *error then says why. */
 bool core_link_is_lost(const struct core_link *link, struct core_error *error);

@@ -98,17 +98,19 @@ static void put_pieces(struct pen *pen, const struct core_channel *channel,
 		       const struct core_engine_piece *pieces, unsigned int count, uint32_t value)
 {
 	const uint64_t semaphore = channel->semaphore_page.va;
+	const uint32_t end =
+		SEMAPHORE_LAUNCH | (pieces[count - 1].interrupts ? CORE_LAUNCH_INTERRUPT : 0);
 
 	if (count == 1 && pieces->kind <= CORE_PIECE_FILL) {
 		put_semaphore(pen, semaphore, value);
-		put_piece(pen, pieces, CORE_LAUNCH_IN_ORDER | SEMAPHORE_LAUNCH);
+		put_piece(pen, pieces, CORE_LAUNCH_IN_ORDER | end);
 		return;
 	}
 	for (unsigned int i = 0; i < count; i++)
 		put_piece(pen, &pieces[i],
 			  i && !pieces[i].in_order ? CORE_LAUNCH_PIPELINED : CORE_LAUNCH_IN_ORDER);
 	put_semaphore(pen, semaphore, value);
-	put_launch(pen, SEMAPHORE_LAUNCH);
+	put_launch(pen, end);
 }
 
 /*

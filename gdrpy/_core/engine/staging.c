@@ -32,6 +32,13 @@
 /* The engine takes 0.14 us to begin each piece of many, in which it would copy so many bytes. */
 #define PIECE_COST ((size_t)8 << 10)
 
+/*
+ * A thread that waits for registered memory of at least so many bytes sleeps until the engine
+ * interrupts, before the last bytes: it wakes within 40 us, in which the bus moves 2 MB.
+ */
+#define SLEEP_FROM ((size_t)32 << 20)
+#define AWAKE_FOR ((size_t)8 << 20)
+
 struct stage {
 	struct core_engine_memory *memory;
 	struct core_channel *channel;
@@ -59,6 +66,7 @@ struct cursor {
 struct staging_flight {
 	struct cursor begin;
 	size_t nbytes;
+	bool interrupts;
 	uint32_t value;
 };
 
@@ -173,6 +181,7 @@ static int fly(struct stage *stage, struct staging_flight *flight, uint64_t stag
 			return -1;
 		count = 0;
 	}
+	pieces[count - 1].interrupts = flight->interrupts;
 	return core_channel_submit(stage->channel, pieces, count, &flight->value, error);
 }
 
@@ -310,11 +319,23 @@ size_t core_stage_chunk(size_t nbytes, unsigned int threads, bool to_gpu)
 /* Copy registered memory, the first byte of which is at an address of the engine. */
 static int run_directly(struct stage *stage, uint64_t va, struct core_error *error)
 {
-	struct staging_flight flight = {.begin.piece = stage->pieces, .nbytes = stage->nbytes};
+	const uint64_t direct = va - (uintptr_t)stage->first;
+	struct staging_flight rest = {.begin.piece = stage->pieces, .nbytes = stage->nbytes}, head;
+	const bool sleeps = stage->nbytes >= SLEEP_FROM;
 
-	advance(&flight.begin, 0);
-	return fly(stage, &flight, 0, va - (uintptr_t)stage->first, error) ||
-			       core_channel_wait(stage->channel, flight.value, error)
+	advance(&rest.begin, 0);
+	if (sleeps) {
+		head = rest;
+		head.nbytes -= AWAKE_FOR;
+		head.interrupts = true;
+		if (fly(stage, &head, 0, direct, error))
+			return -1;
+		advance(&rest.begin, head.nbytes);
+		rest.nbytes = AWAKE_FOR;
+	}
+	return fly(stage, &rest, 0, direct, error) ||
+			       (sleeps && core_channel_sleep(stage->channel, head.value, error)) ||
+			       core_channel_wait(stage->channel, rest.value, error)
 		       ? -1
 		       : 0;
 }

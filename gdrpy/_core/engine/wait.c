@@ -51,13 +51,36 @@ static bool is_over(struct core_channel *channel, int64_t waited, struct core_er
 	return true;
 }
 
-int core_channel_wait(struct core_channel *channel, uint32_t value, struct core_error *error)
+/* The least and the longest sleep before another look, and the time after which no interrupt comes.
+ */
+#define LEAST_SLEEP_MS 1
+#define LONGEST_SLEEP_MS 100
+#define LATE_MS 10
+
+/* Sleep until the interrupt, or for a part of the time waited so far: it may be another's, or lost.
+ */
+static void sleep_on(struct core_channel *channel, uint32_t value, const struct core_event *event,
+		     int64_t waited)
+{
+	int64_t milliseconds = waited / 8 / 1000000;
+
+	if (milliseconds < LEAST_SLEEP_MS)
+		milliseconds = LEAST_SLEEP_MS;
+	if (milliseconds > LONGEST_SLEEP_MS)
+		milliseconds = LONGEST_SLEEP_MS;
+	if (!core_event_sleep(channel->link, event, (int)milliseconds) && is_done(channel, value) &&
+	    !core_event_sleep(channel->link, event, LATE_MS))
+		__atomic_store_n(&channel->link->deaf, true, __ATOMIC_RELAXED);
+}
+
+static int await(struct core_channel *channel, uint32_t value, const struct core_event *event,
+		 struct core_error *error)
 {
 	int64_t began = 0, waited = 0;
 
 	for (unsigned int polls = 1; !is_done(channel, value); polls++) {
 		core_relax();
-		if (polls % POLLS && waited <= CORE_SPIN_NS)
+		if (!event && polls % POLLS && waited <= CORE_SPIN_NS)
 			continue;
 		if (!began)
 			began = core_now_ns();
@@ -65,7 +88,25 @@ int core_channel_wait(struct core_channel *channel, uint32_t value, struct core_
 		/* Work done before the channel died counts, or while this process was stopped. */
 		if (is_over(channel, waited, error) && !is_done(channel, value))
 			return lose(channel->link, error);
-		core_nap(waited);
+		if (event && !__atomic_load_n(&channel->link->deaf, __ATOMIC_RELAXED))
+			sleep_on(channel, value, event, waited);
+		else
+			core_nap(waited);
 	}
 	return 0;
+}
+
+int core_channel_wait(struct core_channel *channel, uint32_t value, struct core_error *error)
+{
+	return await(channel, value, NULL, error);
+}
+
+int core_channel_sleep(struct core_channel *channel, uint32_t value, struct core_error *error)
+{
+	struct core_event *event = core_event_take(channel->link);
+	int ret = await(channel, value, event, error);
+
+	if (event)
+		core_event_give_back(channel->link, event);
+	return ret;
 }

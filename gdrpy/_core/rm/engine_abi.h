@@ -18,6 +18,7 @@ enum nvrm_engine_class {
 	NVRM_CLASS_GPU_MEMORY = 0x40,
 	NVRM_CLASS_VIRTUAL_MEMORY = 0x70,
 	NVRM_CLASS_HOST_MEMORY = 0x71,
+	NVRM_CLASS_EVENT = 0x79,
 	NVRM_CLASS_ADDRESS_SPACE = 0x90f1,
 	NVRM_CLASS_CHANNEL_GROUP = 0xa06c,
 };
@@ -203,12 +204,33 @@ struct nvrm_notification {
 	uint16_t status;
 };
 
+/* Makes a descriptor of a GPU's node one that poll() waits on. A poll takes the event away. */
+struct nvrm_os_event {
+	uint32_t client;
+	uint32_t device;
+	uint32_t fd;
+	uint32_t status;
+};
+
+/* The interrupts of a launch by COPY<index>, from all processes; only the first ten have one. */
+#define NVRM_NOTIFIERS_MAX 10
+#define NVRM_NOTIFIER_INTERRUPT(index) ((23u + (index)) | 0x18000000u)
+
+struct nvrm_event_params {
+	uint32_t client;
+	uint32_t source;
+	uint32_t class_id;
+	uint32_t index;
+	uint64_t data; /* the descriptor */
+};
+
 #define NVRM_IOCTL_HOST_MEMORY _IOWR('F', 0x27, struct nvrm_host_memory)
 #define NVRM_IOCTL_MAP_DMA _IOWR('F', 0x57, struct nvrm_map_dma)
 #define NVRM_IOCTL_MAP_DMA_OLD _IOWR('F', 0x57, struct nvrm_map_dma_old)
 #define NVRM_IOCTL_UNMAP_DMA _IOWR('F', 0x58, struct nvrm_unmap_dma)
 #define NVRM_IOCTL_UNMAP_DMA_OLD _IOWR('F', 0x58, struct nvrm_unmap_dma_old)
 #define NVRM_IOCTL_REGISTER_FD _IOWR('F', 201, int)
+#define NVRM_IOCTL_OS_EVENT _IOWR('F', 206, struct nvrm_os_event)
 
 _Static_assert(sizeof(struct nvrm_class_list) == 16, "class list");
 _Static_assert(sizeof(struct nvrm_ce_caps) == 8, "copy engine capabilities");
@@ -233,6 +255,8 @@ _Static_assert(offsetof(struct nvrm_channel_params, userd_offset) == 64, "channe
 _Static_assert(offsetof(struct nvrm_channel_params, engine) == 128, "channel");
 _Static_assert(sizeof(struct nvrm_channel_params) == 512, "channel");
 _Static_assert(sizeof(struct nvrm_schedule) == 3, "schedule");
+_Static_assert(sizeof(struct nvrm_os_event) == 16, "event");
+_Static_assert(sizeof(struct nvrm_event_params) == 24, "event");
 _Static_assert(sizeof(struct nvrm_notification) == 16, "notification");
 _Static_assert(offsetof(struct nvrm_notification, status) == 14, "notification");
 

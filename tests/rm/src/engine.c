@@ -389,6 +389,8 @@ static void interrupt(const struct channel *channel)
 {
 	const struct device *device = channel->setup.device;
 
+	if (fault_take("INTERRUPT"))
+		return;
 	for (struct part *part = device->parts; part; part = part->next)
 		if (part->kind == PART_EVENT && part->engine == channel->setup.engine)
 			event_signal(part->fd);

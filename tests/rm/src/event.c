@@ -19,6 +19,7 @@ struct event {
 };
 
 static struct event *events;
+static int sleepers, wakes;
 
 static struct event *find(int fd)
 {
@@ -133,10 +134,26 @@ void event_start_in_child(void)
 		event_closed(events->fd);
 }
 
-void event_poll(struct pollfd *fds, nfds_t count)
+static bool holds_event(const struct pollfd *fds, nfds_t count)
+{
+	for (nfds_t i = 0; i < count; i++)
+		if (find(fds[i].fd))
+			return true;
+	return false;
+}
+
+void event_begin_poll(const struct pollfd *fds, nfds_t count)
 {
 	ledger_lock();
-	for (nfds_t i = 0; i < count; i++) {
+	sleepers += holds_event(fds, count);
+	ledger_unlock();
+}
+
+void event_end_poll(struct pollfd *fds, nfds_t count, int reported)
+{
+	ledger_lock();
+	sleepers -= holds_event(fds, count);
+	for (nfds_t i = 0; reported > 0 && i < count; i++) {
 		struct pollfd still = {.fd = fds[i].fd, .events = POLLIN};
 		uint64_t taken;
 
@@ -144,10 +161,22 @@ void event_poll(struct pollfd *fds, nfds_t count)
 		if (!(fds[i].revents & POLLIN) || !find(fds[i].fd) ||
 		    libc()->poll(&still, 1, 0) != 1)
 			continue;
-		if (read(fds[i].fd, &taken, sizeof(taken)) > 0)
-			fds[i].revents |= fds[i].events & POLLPRI;
+		if (read(fds[i].fd, &taken, sizeof(taken)) <= 0)
+			continue;
+		fds[i].revents |= fds[i].events & POLLPRI;
+		wakes++;
 	}
 	ledger_unlock();
+}
+
+int event_sleepers(void)
+{
+	return sleepers;
+}
+
+int event_wakes(void)
+{
+	return wakes;
 }
 
 bool event_exists(void)

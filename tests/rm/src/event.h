@@ -6,7 +6,7 @@
  * descriptor's place. As with the driver, a poll that reports the event also takes it, and a poll
  * of a non-blocking descriptor is never woken.
  *
- * All calls with the ledger's lock held, except event_poll.
+ * All calls with the ledger's lock held, except those around a poll.
  */
 #ifndef FAKERM_EVENT_H
 #define FAKERM_EVENT_H
@@ -31,8 +31,13 @@ bool event_has_node(const struct file_id *file);
 void event_closed(int fd);
 void event_start_in_child(void);
 
-/* Take what a poll reports. */
-void event_poll(struct pollfd *fds, nfds_t count);
+/* Around a poll: who sleeps in it, and what it reports is taken. */
+void event_begin_poll(const struct pollfd *fds, nfds_t count);
+void event_end_poll(struct pollfd *fds, nfds_t count, int reported);
 bool event_exists(void);
+
+/* Polls of events that run, and those that took one. */
+int event_sleepers(void);
+int event_wakes(void);
 
 #endif

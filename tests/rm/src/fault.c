@@ -61,6 +61,7 @@ static const char *const calls[] = {
 	"GET_TIMESLICE",
 	"TOKEN",
 	"ENGINE",
+	"INTERRUPT",
 	"STALL",
 	"STALL_UNMAP",
 };

@@ -9,6 +9,7 @@
  *                           REGISTER_FD,
  *   ioctl:3:4               ioctl (any of them), mmap and munmap
  *   ENGINE:3:79             the 3rd entry of a ring from now kills its channel with this Xid
+ *   INTERRUPT:1:1           the 1st interrupt of an engine from now is lost
  *   STALL:1:90              the 1st entry of a ring from now begins after so many seconds (clock.h)
  *   STALL_UNMAP:1:90        the 1st RM_UNMAP_MEMORY_DMA from now takes so many seconds
  *   open:/dev/nvidiactl:13  opening this path fails with an errno, every time; with EINTR, once

@@ -558,6 +558,8 @@ int ledger_count(const char *what)
 		{"xids", xids.count},
 		{"entries", __atomic_load_n(&entries, __ATOMIC_RELAXED)},
 		{"stalls", clock_stalls()},
+		{"sleepers", event_sleepers()},
+		{"wakes", event_wakes()},
 	};
 
 	for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++)

@@ -184,20 +184,28 @@ EXPORT int ioctl(int fd, unsigned long request, ...)
 
 EXPORT int poll(struct pollfd *fds, nfds_t count, int timeout)
 {
-	int ret = libc()->poll(fds, count, timeout);
+	const bool events = event_exists();
+	int ret;
 
-	if (ret > 0 && event_exists())
-		event_poll(fds, count);
+	if (events)
+		event_begin_poll(fds, count);
+	ret = libc()->poll(fds, count, timeout);
+	if (events)
+		event_end_poll(fds, count, ret);
 	return ret;
 }
 
 EXPORT int ppoll(struct pollfd *fds, nfds_t count, const struct timespec *timeout,
 		 const sigset_t *mask)
 {
-	int ret = libc()->ppoll(fds, count, timeout, mask);
+	const bool events = event_exists();
+	int ret;
 
-	if (ret > 0 && event_exists())
-		event_poll(fds, count);
+	if (events)
+		event_begin_poll(fds, count);
+	ret = libc()->ppoll(fds, count, timeout, mask);
+	if (events)
+		event_end_poll(fds, count, ret);
 	return ret;
 }
 

@@ -140,7 +140,7 @@ static int submit(struct core_channel *channel, const struct core_engine_piece *
 	/* The GPU must find each of these in its memory before it hears of it by the next. */
 	core_store_fence();
 	*(volatile uint32_t *)(control + CORE_PAGE + CORE_USERD_PUT) = next;
-	core_full_fence();
+	core_store_fence();
 	__atomic_store_n(channel->link->doorbell, channel->token, __ATOMIC_RELAXED);
 	core_store_fence(); /* in BAR1, the doorbell may be write-combining */
 	return 0;

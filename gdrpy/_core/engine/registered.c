@@ -30,8 +30,8 @@ struct core_registration {
 	bool readonly;
 	int64_t again; /* when it may be tried to pin them, after a failure */
 	unsigned int forks;
-	pthread_mutex_t lock; /* guards `pins` */
-	struct pinned *pins;
+	pthread_mutex_t lock; /* while an engine pins the pages */
+	struct pinned *pins;  /* none is removed before the registration is freed */
 };
 
 static pthread_mutex_t lock; /* guards the list; no call to the driver is made with it */
@@ -130,19 +130,31 @@ static struct pinned *make_pin(struct core_registration *registration, struct co
 	pinned->engine = engine;
 	pinned->link = engine->link;
 	pinned->next = registration->pins;
-	return registration->pins = pinned;
+	__atomic_store_n(&registration->pins, pinned, __ATOMIC_RELEASE);
+	return pinned;
 }
 
-/* The pages in an engine's link, pinned if necessary; NULL if they cannot be. */
+/* The pages in an engine's link, or NULL. */
+static const struct pinned *find_pin(const struct core_registration *registration,
+				     const struct core_engine *engine)
+{
+	const struct pinned *pinned = __atomic_load_n(&registration->pins, __ATOMIC_ACQUIRE);
+
+	while (pinned && !(pinned->engine == engine && pinned->link == engine->link))
+		pinned = pinned->next;
+	return pinned;
+}
+
+/* The same, pinned if necessary; NULL if they cannot be. */
 static const struct pinned *pin(struct core_registration *registration, struct core_engine *engine)
 {
-	struct pinned *pinned;
+	const struct pinned *pinned = find_pin(registration, engine);
 	struct core_error error;
 
+	if (pinned)
+		return pinned;
 	pthread_mutex_lock(&registration->lock);
-	for (pinned = registration->pins; pinned; pinned = pinned->next)
-		if (pinned->engine == engine && pinned->link == engine->link)
-			break;
+	pinned = find_pin(registration, engine);
 	if (!pinned)
 		pinned = make_pin(registration, engine, &error);
 	if (!pinned)

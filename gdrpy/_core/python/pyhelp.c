@@ -10,14 +10,13 @@ PyObject *core_error_closed, *core_error_forked, *core_error_missing_view, *core
 struct core_names core_names;
 unsigned int core_fork_generation;
 
-static int index_of(PyObject *keyword, const char *const *names)
+/* Looks from the end on, because most keywords name a method's last arguments. */
+static Py_ssize_t index_of(PyObject *keyword, const char *const *names, Py_ssize_t count)
 {
-	int i;
-
-	for (i = 0; names[i]; i++)
-		if (PyUnicode_CompareWithASCIIString(keyword, names[i]) == 0)
-			return i;
-	return -1;
+	while (count--)
+		if (PyUnicode_CompareWithASCIIString(keyword, names[count]) == 0)
+			break;
+	return count;
 }
 
 bool core_parse(const char *method, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
@@ -34,7 +33,7 @@ bool core_parse(const char *method, PyObject *const *args, Py_ssize_t nargs, PyO
 
 	for (i = 0; i < keywords; i++) {
 		PyObject *keyword = PyTuple_GetItem(kwnames, i);
-		int slot = index_of(keyword, names);
+		Py_ssize_t slot = index_of(keyword, names, most);
 
 		if (slot < 0 || out[slot])
 			return core_raise(PyExc_TypeError,

@@ -82,6 +82,7 @@ bool core_as_timeout(const char *method, PyObject *object, int64_t *timeout);
 	X(close, "close")                                                                          \
 	X(close_once, "_close_once")                                                               \
 	X(closed, "_closed")                                                                       \
+	X(engine, "engine")                                                                        \
 	X(flush, "flush")                                                                          \
 	X(generation, "_generation")                                                               \
 	X(leases, "leases")                                                                        \

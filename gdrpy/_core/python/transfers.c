@@ -20,6 +20,10 @@ bool core_parse_way(const char *method, PyObject *via, enum core_way *way)
 	*way = CORE_AUTOMATIC;
 	if (!via || via == Py_None)
 		return true;
+	if (via == core_names.engine) { /* as literals are */
+		*way = CORE_BY_ENGINE;
+		return true;
+	}
 	if (PyUnicode_Check(via)) {
 		if (!PyUnicode_CompareWithASCIIString(via, "mapping"))
 			*way = CORE_BY_MAPPING;

@@ -1,4 +1,4 @@
-"""Many small records to places all over a region: in one call, and in a Python loop."""
+"""Small records to places all over a region, and blocks from there: in one call, or in loops."""
 
 from __future__ import annotations
 
@@ -6,24 +6,80 @@ import numpy as np
 
 import gdrpy
 from gdrpy import cuda
+from gdrpy.memory import engine
 from harness import Contender, Session, Statement, Timed, Topic
 from payload import STALE, GpuBytes, payload
 from rivals import BINDINGS
 
 MODULE = "scatter"
 OPERATION = "records of 64 B, scattered"
+GATHERED = "blocks of 4 KiB, gathered"
 
 LOOP = "loop over mapping.write"
 BATCH = "loop in mapping.batch()"
 WRITE_MANY = "mapping.write_many"
 SCATTER = "mapping.scatter"
+READ_MANY = "region.readinto_many"
 
 _RECORD = 64
 _RECORDS, _QUICK_RECORDS = 10_000, 100
+_BLOCK = 4096
+_BLOCKS, _QUICK_BLOCKS = 1000, 20
 
 
 def run(session: Session) -> None:
-    """Measure scattered writes into the session."""
+    """Measure scattered writes, and reads of scattered blocks, into the session."""
+    _write_records(session)
+    _read_blocks(session)
+
+
+def _read_blocks(session: Session) -> None:
+    count = _QUICK_BLOCKS if session.quick else _BLOCKS
+    numbers = np.random.default_rng(3).permutation(2 * count)[:count]
+    content = payload(2 * count * _BLOCK).reshape(2 * count, _BLOCK)
+    blocks = np.zeros((count, _BLOCK), np.uint8)
+    pieces = [(int(at) * _BLOCK, one) for at, one in zip(numbers, blocks, strict=True)]
+    with gdrpy.alloc(content.nbytes) as region:
+        GpuBytes(region.ptr).put(content)
+        if engine.status(0).usable:
+            region.read(1, via="engine")
+
+        def verify(timed: Timed) -> bool:
+            blocks.fill(STALE)
+            timed.once()
+            return np.array_equal(blocks, content[numbers])
+
+        names = {
+            "region": region,
+            "read": region.readinto,
+            "pieces": pieces,
+            "copy": cuda.driver().cuMemcpyDtoH,
+            "pointed": [(one.ctypes.data, region.ptr + at) for at, one in pieces],
+        }
+
+        def way(name: str, method: str, text: str) -> Contender:
+            method = f"{count} blocks of {_BLOCK} B: {method}"
+            return Contender(name, method, Statement(text, **names), verify)
+
+        session.compare(
+            Topic(MODULE, GATHERED, unit="ms"),
+            [
+                way(READ_MANY, "a list of pairs", "region.readinto_many(pieces)"),
+                way(
+                    "loop over region.readinto",
+                    "region.readinto for each",
+                    "for offset, block in pieces: read(block, offset)",
+                ),
+                way(
+                    f"loop over {BINDINGS}",
+                    "cuMemcpyDtoH for each",
+                    f"for host, ptr in pointed: copy(host, ptr, {_BLOCK})",
+                ),
+            ],
+        )
+
+
+def _write_records(session: Session) -> None:
     count = _QUICK_RECORDS if session.quick else _RECORDS
     # Every other place stays free, so that a record in the wrong one shows.
     offsets = np.random.default_rng(2).permutation(2 * count)[:count] * _RECORD

@@ -24,8 +24,7 @@ struct core_row_walk {
 	size_t row, done;
 };
 
-/* Whether a GPU can copy the rows from where they are, and the bytes from the first to the last
- * one. */
+/* Whether a GPU can copy the rows from where they are. */
 static inline bool core_rows_are_lines(const struct core_rows *rows)
 {
 	return rows->run == rows->nbytes &&
@@ -34,6 +33,7 @@ static inline bool core_rows_are_lines(const struct core_rows *rows)
 		 rows->pitch <= CORE_PITCH_MAX));
 }
 
+/* The bytes from the beginning of the first row to the end of the last one, of such rows. */
 static inline size_t core_rows_extent(const struct core_rows *rows)
 {
 	return (rows->count - 1) * (size_t)rows->stride + rows->nbytes;

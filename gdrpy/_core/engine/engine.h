@@ -57,6 +57,9 @@ bool core_engine_overlap(const struct core_engine_memory *one, uint64_t offset,
 /* No copy of the memory may be running. In a forked child, only the structure is freed. */
 void core_engine_release(struct core_engine_memory *memory);
 
+/* The engine takes 0.14 us to begin each piece of many, in which the bus moves so many bytes. */
+#define CORE_PIECE_COST ((size_t)8 << 10)
+
 /*
  * Copy host memory, pieces of it in any order, or an array's rows, to or from the memory: to a
  * range, to a range for each piece, or to rows a pitch apart, the first at `offset`. Large copies

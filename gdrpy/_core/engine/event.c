@@ -30,18 +30,26 @@ static int attach(struct core_link *link, int fd, struct core_error *error)
 		       : 0;
 }
 
-/* NULL with *error filled in. */
-static struct core_event *make(struct core_link *link, struct core_error *error)
+static void set_deaf(struct core_link *link)
+{
+	__atomic_store_n(&link->deaf, true, __ATOMIC_RELAXED);
+}
+
+static struct core_event *make(struct core_link *link)
 {
 	struct core_event *event = calloc(1, sizeof(*event));
+	struct core_error error;
 
 	if (!event)
-		return core_fail_malloc_null(error);
-	event->fd = core_rm_open_node(link->device->gpu.minor, error);
-	if (event->fd >= 0 && !attach(link, event->fd, error))
+		return NULL;
+	event->fd = core_rm_open_node(link->device->gpu.minor, &error);
+	if (event->fd >= 0 && !attach(link, event->fd, &error))
 		return event;
-	if (event->fd >= 0)
+	if (event->fd >= 0) {
 		core_private_close(event->fd);
+		if (error.failure != CORE_FAILED_MEMORY)
+			set_deaf(link);
+	}
 	free(event);
 	return NULL;
 }
@@ -49,7 +57,6 @@ static struct core_event *make(struct core_link *link, struct core_error *error)
 struct core_event *core_event_take(struct core_link *link)
 {
 	struct core_event *event;
-	struct core_error error;
 
 	if (__atomic_load_n(&link->deaf, __ATOMIC_RELAXED) || link->index >= NVRM_NOTIFIERS_MAX)
 		return NULL;
@@ -58,12 +65,7 @@ struct core_event *core_event_take(struct core_link *link)
 	if (event)
 		link->events = event->next;
 	pthread_mutex_unlock(&link->lock);
-	if (event)
-		return event;
-	event = make(link, &error);
-	if (!event && core_is_refusal(&error))
-		__atomic_store_n(&link->deaf, true, __ATOMIC_RELAXED);
-	return event;
+	return event ? event : make(link);
 }
 
 void core_event_give_back(struct core_link *link, struct core_event *event)
@@ -80,8 +82,8 @@ bool core_event_sleep(struct core_link *link, const struct core_event *event, in
 	int ret = poll(&wanted, 1, milliseconds);
 
 	if (ret > 0 && !(wanted.revents & wanted.events))
-		__atomic_store_n(&link->deaf, true, __ATOMIC_RELAXED); /* the GPU is lost */
-	return ret; /* also after a signal, which may hide one */
+		set_deaf(link); /* the GPU is lost */
+	return ret;		/* also after a signal, which may hide one */
 }
 
 void core_events_close(struct core_link *link)

@@ -87,10 +87,9 @@ struct core_link {
 	struct core_rm_mapping doorbell_map;
 	volatile uint32_t *doorbell;
 	struct core_channel channels[CORE_CHANNELS];
-	pthread_mutex_t
-		lock; /* while a channel is made, or the link becomes lost; guards `events` */
+	pthread_mutex_t lock;	   /* to make a channel, to lose the link, and for `events` */
 	struct core_event *events; /* that no thread uses */
-	bool deaf;		   /* there are none, or no interrupt comes */
+	bool deaf;		   /* the driver refuses events, or no interrupt comes */
 	struct core_channel *ready[CORE_CHANNELS];
 	unsigned int spared; /* copies that did without the second one */
 };

@@ -29,9 +29,6 @@
 #define FOUR_THREADS_UP_TO (8 << 20)
 #define EIGHT_THREADS_UP_TO (32 << 20)
 
-/* The engine takes 0.14 us to begin each piece of many, in which it would copy so many bytes. */
-#define PIECE_COST ((size_t)8 << 10)
-
 /*
  * A thread that waits for registered memory of at least so many bytes sleeps until the engine
  * interrupts, before the last bytes: it wakes within 40 us, in which the bus moves 2 MB.
@@ -153,8 +150,7 @@ static bool take_chunk(struct stage *stage, struct cursor *cursor, struct stagin
 	return true;
 }
 
-/* Submit a chunk. Its host memory is at `staging`, or if that is 0 each byte at `direct` + address.
- */
+/* Submit a chunk, which is at `staging`, or if that is 0, each byte at `direct` + its address. */
 static int fly(struct stage *stage, struct staging_flight *flight, uint64_t staging,
 	       uint64_t direct, struct core_error *error)
 {
@@ -346,8 +342,8 @@ static int run(struct core_engine *engine, void *job, struct core_error *error)
 	unsigned int threads = threads_for(stage->nbytes);
 	uint64_t va;
 
-	stage->channel =
-		core_stage_channel(engine, stage->nbytes + (stage->count - 1) * PIECE_COST, error);
+	stage->channel = core_stage_channel(
+		engine, stage->nbytes + (stage->count - 1) * CORE_PIECE_COST, error);
 	if (!stage->channel)
 		return -1;
 	if (stage->registration &&

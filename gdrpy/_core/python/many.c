@@ -1,12 +1,22 @@
 /* SPDX-License-Identifier: MIT */
 #include "many.h"
 
-#include <stdio.h>
+#include <string.h>
 
+/* Made for each piece, because its exporter may raise: snprintf() would take most of the time. */
 const char *core_piece_label(char *label, const char *method, Py_ssize_t i)
 {
-	snprintf(label, CORE_LABEL_BYTES, "%s: pieces[%zd]", method, i);
-	return label;
+	char *end = label + CORE_LABEL_BYTES, *at = end;
+	const size_t nbytes = strlen(method);
+
+	*--at = 0;
+	*--at = ']';
+	do {
+		*--at = (char)('0' + i % 10);
+	} while (i /= 10);
+	at -= strlen(": pieces[");
+	memcpy(at, ": pieces[", strlen(": pieces["));
+	return memcpy(at - nbytes, method, nbytes);
 }
 
 static bool export_piece(struct core_pieces *pieces, const char *label, PyObject *data,

@@ -34,7 +34,7 @@ void core_end_pieces(struct core_pieces *pieces);
 /* Find their total, first and end; returns the index of the first that lies outside, or count. */
 Py_ssize_t core_measure_pieces(struct core_pieces *pieces, size_t room);
 
-/* "Mapping.write_many: pieces[3]", for messages. */
+/* "Mapping.write_many: pieces[3]", for messages, in a place of CORE_LABEL_BYTES. */
 const char *core_piece_label(char *label, const char *method, Py_ssize_t i);
 
 /*

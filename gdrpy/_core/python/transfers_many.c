@@ -4,11 +4,6 @@
 #include "many.h"
 #include "transfers.h"
 
-/*
- * Stores are faster for smaller pieces: the engine takes 0.14 us to begin each, in which the bus
- * moves so many bytes.
- */
-#define ENGINE_PIECE_MIN ((size_t)8 << 10)
 /* From this size on, a piece is worth a fence and a choice of its own. */
 #define LARGE_PIECE ((size_t)64 << 10)
 
@@ -145,7 +140,7 @@ static bool copy_pieces(struct transfers *self, const struct many *call, struct 
 		       core_raise_failure(&error);
 	if (call->way == CORE_AUTOMATIC)
 		done = try_engine(self, call, list,
-				  stores ? sort_out(list, count, ENGINE_PIECE_MIN) : count);
+				  stores ? sort_out(list, count, CORE_PIECE_COST) : count);
 	if (done < 0)
 		return false;
 	list += done;

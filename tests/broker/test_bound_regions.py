@@ -481,7 +481,8 @@ class TestImporter:
         exporter.start(0)
         regions = [connected.get("kv", readonly=number % 2 == 0) for number in range(5)]
         exporter.kill()
-        until(lambda: all(map(is_taken, regions)))
+        until(lambda: used(connected) == 0)
+        assert all(map(is_taken, regions))
         assert connected.status()["leases"] == 0
         for region in regions:
             region.close()

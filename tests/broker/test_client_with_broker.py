@@ -498,7 +498,7 @@ class TestUnansweredCall:
 
     @pytest.mark.parametrize("call", ["get", "stat"])
     def test_that_timed_out_costs_no_lease(self, broker: Broker, call: str) -> None:
-        with gdrpy.connect(broker.path, timeout=0.2) as client:
+        with gdrpy.connect(broker.path, timeout=1) as client:
             draft = client.create("draft", 8, "cpu")
             one = client.allocate(None, 8, "cpu")
             with stalled(broker):

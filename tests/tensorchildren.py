@@ -41,6 +41,11 @@ class Worker:
         self._inbox.put((function, things))
         return self._outbox.get()
 
+    def kill(self) -> None:
+        """Kill it, and wait until it is gone: what it held is free before that."""
+        self.process.kill()
+        self.process.join(60)
+
     def close(self) -> None:
         if self.process.is_alive():
             self._inbox.put(None)

@@ -455,7 +455,7 @@ class TestSender:
         del tensor
         settle()
         assert not gone.is_set()
-        other.process.kill()
+        other.kill()
         assert gone.wait(30)
 
     @FEWER
@@ -472,8 +472,7 @@ class TestSender:
         # Its bytes, as they came, are the worker's to load.
         message = ours.recv_bytes()
         worker.ask(children.load, message)
-        other.process.kill()
-        other.process.join(30)
+        other.kill()
         settle()
         assert not gone.is_set()
         worker.ask(children.drop)
@@ -680,7 +679,7 @@ class TestOtherUsers:
                 settle()
                 assert not gone.is_set()
                 os.seteuid(0)
-                nobody.process.kill()
+                nobody.kill()
                 assert gone.wait(30)
         finally:
             os.seteuid(0)

@@ -88,7 +88,7 @@ class TestTensorOfAPool:
         gone = dropped(tensor)
         worker.ask(children.keep, tensor)
         del tensor
-        worker.process.kill()
+        worker.kill()
         assert gone.wait(60)
 
     def test_arrives_when_the_work_queued_on_it_is_done(self, torch, worker, pool):
@@ -128,8 +128,7 @@ class TestTensorOfARegion:
         gc.collect()
         gdrpy.torch.reducers._outboxes.collect()
         assert torch.cuda.mem_get_info()[0] < free - 200 * MIB
-        worker.process.kill()
-        worker.process.join(60)
+        worker.kill()
         deadline = time.monotonic() + 20  # no event tells of the end of another process's locks
         while torch.cuda.mem_get_info()[0] < free - 100 * MIB and time.monotonic() < deadline:
             time.sleep(0.001)

@@ -35,6 +35,7 @@ from gdrpy.errors import (
 
 if TYPE_CHECKING:
     from gdrpy.broker.client.broker import Broker, BrokerRegion
+    from gdrpy.broker.client.watch import Watch
 
 #: What _set_state() of the CPU's end is given: see enum core_ring_state.
 OPEN, GONE, LOST, UNHEARD = range(4)
@@ -251,18 +252,24 @@ class Named:
             next(watch)
 
     def watch(self, hearer: Hearer) -> None:
-        """Have a thread tell ``hearer`` whenever an end may have come or gone."""
-        self.broker._connection.reconnect = 0  # the thread tries again by itself
-        self._waker = Descriptor.opened(os.eventfd, 0)
-        arguments = (self.broker, self.names.prefix, self._waker, weakref.ref(hearer))
-        thread = threading.Thread(target=_hear, args=arguments, name="gdrpy-ring", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError as error:
-            raise OutOfMemory(
-                f"{self.call}: {error}, and one must hear of the other end: raise the limit "
-                f"(ulimit -u), or end other threads"
-            ) from error
+        """Have ``hearer`` look now and, told by a thread, whenever an end may have come or gone."""
+        with Undo() as undo:
+            # Begun here: the thread, which may run late, then hears of all ends from now on.
+            watch = undo.keep(self.broker.watch(self.names.prefix, 0.0))
+            hearer._look(set())
+            # The thread tries again by itself.
+            self.broker._connection.reconnect = watch._connection.reconnect = 0
+            self._waker = Descriptor.opened(os.eventfd, 0)
+            arguments = (self.broker, self.names.prefix, watch, self._waker, weakref.ref(hearer))
+            thread = threading.Thread(target=_hear, args=arguments, name="gdrpy-ring", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                raise OutOfMemory(
+                    f"{self.call}: {error}, and one must hear of the other end: raise the limit "
+                    f"(ulimit -u), or end other threads"
+                ) from error
+            undo.forget()
         self._thread = thread
 
     def _wake(self) -> None:
@@ -345,14 +352,20 @@ def _leave(broker: Broker, place: BrokerRegion) -> None:
     place.close()
 
 
-def _hear(broker: Broker, prefix: str, wake: Descriptor, end: weakref.ref[Hearer]) -> None:
-    """Have an end look after each event about names with a prefix, and every second; until it is
-    told to stop, or the end is gone.
+def _hear(
+    broker: Broker,
+    prefix: str,
+    watch: Watch | None,
+    wake: Descriptor,
+    end: weakref.ref[Hearer],
+) -> None:
+    """Have an end look after each event of a watch of a prefix, and every second; until it is told
+    to stop, or the end is gone. When the watch ends, another one follows.
     """
     ready: set[str] = set()
     while True:
         try:
-            with own_connection(broker) as own, own.watch(prefix, 0.0) as watch:
+            with watch or broker.watch(prefix, 0.0) as watch:
                 while _has_looked(end, ready):
                     ready.clear()
                     if _is_woken(wake, watch.fileno(), _LOOK):
@@ -365,6 +378,7 @@ def _hear(broker: Broker, prefix: str, wake: Descriptor, end: weakref.ref[Hearer
                         )
                 return
         except broker._unreached:
+            watch = None
             if _is_woken(wake, -1, _PAUSE):
                 return
         except Exception as error:
@@ -489,7 +503,6 @@ class CpuEnd(Named):
         """Look after ``ring``, which has been made by the arguments, until it is gone."""
         self._ring = weakref.ref(ring)
         self.tell()
-        self._look(set())
         self.watch(self)
 
     def _look(self, ready: set[str]) -> None:

@@ -20,7 +20,7 @@ from ringchildren import kill, until_closed
 import gdrpy
 from gdrpy.broker.client.watch import Watch
 from gdrpy.broker.replies import LOST
-from gdrpy.channel import KernelEnd
+from gdrpy.channel import KernelEnd, named
 
 SOON = 20.0
 GONE = "the kernel's end was closed, or its process has ended"
@@ -702,6 +702,24 @@ class TestInbox:
         with monkeypatch.context() as patched:
             patched.setattr(inbox._named, "listed", listed_late)
             assert looks.wait(SOON)
+            KernelEnd(broker, "ring").close()
+            goes_on.set()
+            with pytest.raises(gdrpy.Closed, match=GONE):
+                inbox.pop(SOON)
+
+    def test_is_closed_after_a_kernels_end_that_came_and_went_before_the_thread_ran(
+        self, broker, monkeypatch
+    ):
+        goes_on, hear = Event(), named._hear
+
+        def hear_late(*arguments):
+            assert goes_on.wait(SOON)
+            hear(*arguments)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(named, "_hear", hear_late)
+            inbox = gdrpy.Inbox(16, 8, broker=broker, name="ring")
+        with inbox:
             KernelEnd(broker, "ring").close()
             goes_on.set()
             with pytest.raises(gdrpy.Closed, match=GONE):

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from gdrpy.broker.client.arguments import as_name
 from gdrpy.broker.client.broker import Broker
 from gdrpy.broker.replies import RegionInfo
+from gdrpy.broker.rings import FORMAT
 from gdrpy.cli import broker, options
 from gdrpy.cli.broker.checkpoints import check_alone
 from gdrpy.cli.exits import FAILED, OK, CommandError, words_of
@@ -66,7 +67,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 def _is_ring(client: Broker, region: RegionInfo | None) -> bool:
     """Whether a region is a named channel, inbox or link that has its host memory."""
-    if region is None or (region.metadata or {}).get("format") != "ring":
+    if region is None or (region.metadata or {}).get("format") != FORMAT:
         return False
     host = broker.readable(client, f"{region.name}/host")
     return host is not None and host.metadata == region.metadata

@@ -20,6 +20,13 @@ static inline bool look(const struct core_spin *spin)
 	return false;
 }
 
+static int64_t time_left(const struct core_spin *spin, int64_t waited)
+{
+	if (spin->timeout == INT64_MAX)
+		return INT64_MAX;
+	return waited < spin->timeout ? spin->timeout - waited : 0;
+}
+
 /* Also tells what is left of the timeout then. */
 static bool look_for_a_round(const struct core_spin *spin, int64_t began, int64_t *left)
 {
@@ -32,8 +39,7 @@ static bool look_for_a_round(const struct core_spin *spin, int64_t began, int64_
 			core_nap(now - began);
 		came = look(spin);
 		now = core_now_ns();
-		if (spin->timeout != INT64_MAX)
-			*left = now - began < spin->timeout ? spin->timeout - (now - began) : 0;
+		*left = time_left(spin, now - began);
 	} while (!came && *left && now < end);
 	if (!came && *left)
 		sched_yield();
@@ -63,6 +69,7 @@ enum core_spin_end core_spin(struct core_spin *spin)
 		else
 			end = CORE_SPIN_LATE;
 	} while (end == CORE_SPIN_LATE && left);
-	spin->timeout = left;
+	/* Other threads may have kept the GIL for long, and may at the next call, too. */
+	spin->timeout = time_left(spin, core_now_ns() - began);
 	return end;
 }

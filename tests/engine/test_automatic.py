@@ -381,6 +381,17 @@ class TestPieces:
             assert buffer[8 * KIB :] == random.Random(9).randbytes(MIB)[8 * KIB :]
         assert rm.violations() == []
 
+    def test_that_are_registered_together_may_have_empty_ones_beside_them(self) -> None:
+        buffer = bytearray(4 * KIB)
+        with without_cuda() as alone, gdrpy.register(buffer), memoryview(buffer) as view:
+            alone.read(1, via="engine")
+            empty = [(index, bytearray()) for index in range(2)]
+            pieces = [(at * 2, view[at : at + KIB]) for at in range(0, 4 * KIB, KIB)]
+            assert entries(lambda: alone.readinto_many([empty[0], *pieces, empty[1]])) == 1
+            assert all(data == alone.cpu.read(KIB, at) for at, data in pieces)
+            assert entries(lambda: alone.readinto_many(empty)) == 0
+        assert rm.violations() == []
+
     def test_go_other_ways_when_the_engine_is_lost(self) -> None:
         pieces, expected = self.pieces()
         with without_cuda() as alone:

@@ -51,10 +51,12 @@ static enum core_host look(struct transfers *self, const struct core_piece *list
 	for (Py_ssize_t i = 0; i < count; i++) {
 		char *data = list[i].data;
 
+		if (!list[i].nbytes) /* it may lie anywhere */
+			continue;
 		*cost += (Py_ssize_t)list[i].nbytes;
-		if (!i || data < first)
+		if (!end || data < first)
 			first = data;
-		if (!i || data + list[i].nbytes > end)
+		if (data + list[i].nbytes > end)
 			end = data + list[i].nbytes;
 	}
 	return core_transfers_look(self, *cost, first, (size_t)(end - first), to_write);

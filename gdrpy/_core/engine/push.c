@@ -141,7 +141,8 @@ static int submit(struct core_channel *channel, const struct core_engine_piece *
 	core_store_fence();
 	*(volatile uint32_t *)(control + CORE_PAGE + CORE_USERD_PUT) = next;
 	core_store_fence();
-	__atomic_store_n(channel->link->doorbell, channel->token, __ATOMIC_RELAXED);
+	/* Nor may it overwrite what the CPU still reads: a store fence alone orders no loads. */
+	__atomic_store_n(channel->link->doorbell, channel->token, __ATOMIC_RELEASE);
 	core_store_fence(); /* in BAR1, the doorbell may be write-combining */
 	return 0;
 }

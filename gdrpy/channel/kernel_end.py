@@ -23,16 +23,25 @@ if TYPE_CHECKING:
     from gdrpy.broker.client.broker import Broker
 
 
-class _Channel(_mapping.Channel):
-    """What a reader reads."""
+class _Held:
+    """What a reader, writer or server uses."""
+
+    owner: str
+
+    def __repr__(self) -> str:
+        return self.owner
 
 
-class _Inbox(_mapping.Inbox):
-    """What a writer pushes into."""
+class _Channel(_Held, _mapping.Channel):
+    """A channel's."""
 
 
-class _Link(_mapping.Link):
-    """What a server serves."""
+class _Inbox(_Held, _mapping.Inbox):
+    """An inbox's."""
+
+
+class _Link(_Held, _mapping.Link):
+    """A link's."""
 
 
 _KINDS: dict[str, Any] = {"Channel": _Channel, "Inbox": _Inbox, "Link": _Link}
@@ -92,6 +101,7 @@ class KernelEnd(End):
             locked = lock_pages(host.cpu, device, host)
             sizes = self._layout.sizes
             self._ring = _KINDS[self._layout.kind](memory.cpu, locked, *sizes, KERNEL_END)
+            self._ring.owner = f"the KernelEnd of {name!r}"
             # In memory of this process alone: no other may change the addresses in it.
             self._descriptor: Region = undo.keep(alloc(4096, device))
             self._descriptor.write(self._ring._descriptor())
@@ -201,6 +211,8 @@ class KernelEnd(End):
             self._closer = closer
             # A kernel that saw an end before is launched again after wait() alone.
             self._ended |= bool(self._lost or (left and (not present or self.kind != "Channel")))
+            if self._lost:
+                self._ring._leave()
             if self._ended:  # told again at each look: the next reader tells of room in that word
                 self._ring._end()
             self._condition.notify_all()
@@ -236,6 +248,7 @@ class KernelEnd(End):
         if names[kind] != right:
             raise InvalidRequest(f"{call}: {self.name!r} is of a {self.kind}: call {right}()")
         stand_in = kind(self._ring)
+        stand_in._owner = self  # which gives the place up when it is dropped
         self._stand_in = only(call, self._stand_in, stand_in)
         return stand_in
 
@@ -251,11 +264,13 @@ class KernelEnd(End):
     def close(self) -> None:
         """Give this end up, when its kernels have ended. May be called again.
 
-        The CPU's end then raises Closed, until another process takes over.
+        The CPU's end then raises Closed, until another process takes over. Calls of this end's
+        reader, writer or server raise Closed.
         """
         if self._named.closed:
             return
         with self._condition:
+            self._ring._leave()
             self._ring = None
             self._named.memory = self._named.host = None  # type: ignore[assignment]
             self._condition.notify_all()

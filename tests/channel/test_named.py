@@ -295,6 +295,72 @@ class TestEnd:
         KernelEnd(broker, "ring", wait=SOON).close()
 
 
+class TestStandIn:
+    """A reader, writer or server in place of a kernel."""
+
+    PLACE = "its KernelEnd was closed, or has lost its place: open another"
+
+    def test_of_a_closed_end_takes_nothing_from_the_next(self, broker, channel):
+        channel.push_many(b"".join(map(word, range(3))))
+        with KernelEnd(broker, "ring") as end:
+            reader = end.reader()
+            assert reader.pop(SOON) == word(0)
+        with KernelEnd(broker, "ring") as end:
+            for pop in (reader.pop, reader.pop_many):
+                with pytest.raises(gdrpy.Closed, match=self.PLACE):
+                    pop()
+            reader.close()  # which does not stop the next one
+            assert reader.popped == 1
+            assert end.reader().pop_many(None, SOON) == word(1) + word(2)
+            until_pushed(channel, word(3))
+
+    def test_of_a_closed_end_pushes_nothing(self, broker, inbox):
+        with KernelEnd(broker, "ring") as end:
+            writer = end.writer()
+        with pytest.raises(gdrpy.Closed, match=f"InboxWriter.push: {self.PLACE}"):
+            writer.push(word(1))
+        with KernelEnd(broker, "ring") as end:
+            writer.close()  # which does not end the inbox
+            end.writer().push(word(2))
+            assert inbox.pop(SOON) == word(2)
+
+    def test_of_a_closed_end_answers_nothing(self, broker, link):
+        with KernelEnd(broker, "ring") as end:
+            server = end.server()
+            answer = link.submit(word(1), SOON)
+            assert server.pop(SOON) == word(1)
+        for call in (server.pop, partial(server.answer, 0, word(2))):
+            with pytest.raises(gdrpy.Closed, match=self.PLACE):
+                call()
+        server.close()
+        with pytest.raises(gdrpy.Closed, match="request 0 was not answered"):
+            answer.result(SOON)
+
+    def test_that_waits_is_closed_with_its_end(self, broker, channel):
+        with ThreadPoolExecutor(1) as executor:
+            with KernelEnd(broker, "ring") as end:
+                waiting = executor.submit(end.reader().pop)
+                until(waiting.running)
+            with pytest.raises(gdrpy.Closed, match=f"ChannelReader.pop: {self.PLACE}"):
+                waiting.result(SOON)
+
+    def test_of_an_end_that_lost_its_place_is_closed(self, broker, channel):
+        with KernelEnd(broker, "ring") as end:
+            reader = end.reader()
+            broker.delete("ring/kernel")
+            assert self.PLACE in until_closed(lambda: reader.pop(0.01))
+
+    def test_keeps_its_end(self, broker, channel):
+        reader = KernelEnd(broker, "ring").reader()
+        assert repr(reader) == "<ChannelReader of the KernelEnd of 'ring'>"
+        channel.push(word(1))
+        assert reader.pop(SOON) == word(1)
+        with pytest.raises(gdrpy.InvalidRequest, match="'ring' has a kernel's end"):
+            KernelEnd(broker, "ring")
+        del reader
+        KernelEnd(broker, "ring", wait=SOON).close()
+
+
 class TestChannel:
     def test_ends_for_the_kernel_with_its_last_producer(self, broker, channel):
         with KernelEnd(broker, "ring") as end:

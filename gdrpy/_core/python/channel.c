@@ -401,6 +401,7 @@ static PyMethodDef channel_methods[] = {
 	{"_descriptor", (PyCFunction)channel_descriptor, METH_NOARGS, "What kernels are given."},
 	{"_begin", (PyCFunction)channel_begin, METH_O,
 	 "Begin a kernel's run for a producer, or 0; whether records are left."},
+	{"_leave", core_ring_leave, METH_NOARGS, "Have what pops or pushes raise Closed."},
 	{"_end", (PyCFunction)channel_end, METH_NOARGS, "Tell the kernel that no records follow."},
 	{NULL, NULL, 0, NULL},
 };

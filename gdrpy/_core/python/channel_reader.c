@@ -16,7 +16,8 @@ static bool may_pop(void *object, const char *method)
 
 	if (!self->channel)
 		return core_raise(PyExc_TypeError, "%s: the reader was never initialized", method);
-	if (!core_channel_usable(self->channel, method))
+	if (!core_channel_usable(self->channel, method) ||
+	    !core_ring_check_place(&self->channel->memory, method))
 		return false;
 	if (self->closed)
 		return core_raise(core_error_closed, "%s: the reader is closed", method);
@@ -87,7 +88,7 @@ static PyObject *reader_pop_many(struct reader *self, CORE_PARAMETERS)
 static PyObject *reader_close(struct reader *self, void *Py_UNUSED(unused))
 {
 	if (self->channel && !self->closed) {
-		if (core_ring_is_ours(&self->channel->memory))
+		if (core_ring_has_place(&self->channel->memory))
 			core_ring_set_stopped(&self->consumer.ring, true);
 		__atomic_store_n(&self->closed, true, __ATOMIC_RELAXED);
 	}

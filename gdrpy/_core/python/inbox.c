@@ -283,6 +283,7 @@ static PyMethodDef inbox_methods[] = {
 	 "Note what is at the other end, and from which number on its records may yet come."},
 	{"_descriptor", (PyCFunction)inbox_descriptor, METH_NOARGS, "What kernels are given."},
 	{"_begin", (PyCFunction)inbox_begin, METH_O, "Begin a kernel's run for a reader, or 0."},
+	{"_leave", core_ring_leave, METH_NOARGS, "Have what pops or pushes raise Closed."},
 	{"_end", (PyCFunction)inbox_end, METH_NOARGS, "Tell producers that none takes records."},
 	{NULL, NULL, 0, NULL},
 };

@@ -17,7 +17,8 @@ static bool may_push(void *object, const char *method)
 
 	if (!self->inbox)
 		return core_raise(PyExc_TypeError, "%s: the writer was never initialized", method);
-	if (!core_inbox_usable(self->inbox, method))
+	if (!core_inbox_usable(self->inbox, method) ||
+	    !core_ring_check_place(&self->inbox->memory, method))
 		return false;
 	if (self->closed)
 		reason = "the writer is closed";
@@ -61,7 +62,7 @@ static PyObject *push(struct writer *self, const char *method, bool many, CORE_P
 static PyObject *writer_close(struct writer *self, void *Py_UNUSED(unused))
 {
 	if (self->inbox && !self->closed) {
-		if (core_ring_is_ours(&self->inbox->memory))
+		if (core_ring_has_place(&self->inbox->memory))
 			gdr_inbox_finish(&self->writer.inbox);
 		__atomic_store_n(&self->closed, true, __ATOMIC_RELAXED);
 	}

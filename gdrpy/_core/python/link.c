@@ -484,6 +484,7 @@ static PyMethodDef link_methods[] = {
 	{"_descriptor", (PyCFunction)link_descriptor, METH_NOARGS, "What kernels are given."},
 	{"_begin", (PyCFunction)link_begin, METH_O,
 	 "Begin a kernel's run for a caller, or 0; whether requests are left."},
+	{"_leave", core_ring_leave, METH_NOARGS, "Have what pops or pushes raise Closed."},
 	{"_end", (PyCFunction)link_end, METH_NOARGS, "Tell the kernel that no requests follow."},
 	{NULL, NULL, 0, NULL},
 };

@@ -16,7 +16,8 @@ static bool may_pop(void *object, const char *method)
 
 	if (!self->link)
 		return core_raise(PyExc_TypeError, "%s: the server was never initialized", method);
-	if (!core_link_usable(self->link, method))
+	if (!core_link_usable(self->link, method) ||
+	    !core_ring_check_place(&self->link->memory, method))
 		return false;
 	return !self->closed || core_raise(core_error_closed, "%s: the server is closed", method);
 }
@@ -103,6 +104,7 @@ static PyObject *server_answer(struct server *self, CORE_PARAMETERS)
 		return PyErr_Format(PyExc_TypeError, "%s: the server was never initialized",
 				    method);
 	if (!core_link_usable(self->link, method) ||
+	    !core_ring_check_place(&self->link->memory, method) ||
 	    !core_get_bytes(method, "record", arg[1], false, &record))
 		return NULL;
 	answers = &self->link->end.link.answers;
@@ -126,7 +128,7 @@ static PyObject *server_answer(struct server *self, CORE_PARAMETERS)
 static PyObject *server_close(struct server *self, void *Py_UNUSED(unused))
 {
 	if (self->link && !self->closed) {
-		if (core_ring_is_ours(&self->link->memory))
+		if (core_ring_has_place(&self->link->memory))
 			gdr_store(self->link->end.link.stopped, 1);
 		__atomic_store_n(&self->closed, true, __ATOMIC_RELAXED);
 	}

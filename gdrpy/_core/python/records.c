@@ -99,6 +99,24 @@ bool core_ring_usable(const struct core_ring_memory *memory, const char *type, c
 	return true;
 }
 
+bool core_ring_check_place(const struct core_ring_memory *memory, const char *method)
+{
+	return core_ring_has_place(memory) ||
+	       core_raise(core_error_closed,
+			  "%s: its KernelEnd was closed, or has lost its place: open another",
+			  method);
+}
+
+PyObject *core_ring_leave(PyObject *self, PyObject *Py_UNUSED(unused))
+{
+	struct core_ring_memory *memory = &((struct core_ring_object *)self)->memory;
+
+	if (!core_ring_is_end(memory, CORE_KERNEL_END))
+		return NULL;
+	__atomic_store_n(&memory->left, true, __ATOMIC_RELAXED);
+	Py_RETURN_NONE;
+}
+
 bool core_ring_refuse(const struct core_ring_memory *memory, const char *method,
 		      enum core_ring_state state)
 {

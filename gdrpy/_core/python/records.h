@@ -21,6 +21,12 @@ struct core_ring_memory {
 	enum core_ring_end end;
 	uint64_t number;  /* of this end, if it is the CPU's: no other has it, or had it before */
 	PyObject *reason; /* an exception, if nothing more is heard of the kernel's end; or NULL */
+	bool left;	  /* the kernel's end has given its place up, or lost it */
+};
+
+/* What the types with such memory begin with. */
+struct core_ring_object {
+	PyObject_HEAD struct core_ring_memory memory;
 };
 
 #define CORE_VISIT_RING(memory)                                                                    \
@@ -90,6 +96,18 @@ static inline bool core_ring_is_ours(const struct core_ring_memory *memory)
 {
 	return memory->gpu && memory->gpu->generation == core_fork_generation;
 }
+
+/* The same, and another kernel's end may not have the ring by now. */
+static inline bool core_ring_has_place(const struct core_ring_memory *memory)
+{
+	return core_ring_is_ours(memory) && !__atomic_load_n(&memory->left, __ATOMIC_RELAXED);
+}
+
+/* Raise Closed if another kernel's end may have the ring by now; returns whether it may not. */
+bool core_ring_check_place(const struct core_ring_memory *memory, const char *method);
+
+/* _leave(): have readers, writers and servers of a kernel's end raise Closed. */
+PyObject *core_ring_leave(PyObject *self, PyObject *unused);
 
 /* Whether this process may use the object; false with an exception set. */
 bool core_ring_usable(const struct core_ring_memory *memory, const char *type, const char *method);

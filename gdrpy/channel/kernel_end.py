@@ -157,12 +157,13 @@ class KernelEnd(End):
         """Whether close() has been called."""
         return self._ring is None
 
-    def wait(self, timeout: float | None = None) -> bool:
+    def wait(self, timeout: float | None = None, *, new: bool = False) -> bool:
         """Wait until there is work for a kernel, and make the ring ready: then launch it.
 
         Returns true if the CPU's end is there, or has left records; false if the last CPU's end was
-        closed and nothing is left. After the death of a CPU's end this waits for the next one. No
-        kernel may use the ring during this call: it takes back a kernel's ``stop`` and ``finish``.
+        closed and nothing is left. With ``new``, this waits for the next CPU's end instead of
+        returning false, as it always does after the death of one. No kernel may use the ring during
+        this call: it takes back a kernel's ``stop`` and ``finish``.
 
         Raises Timeout after so many seconds, Closed (also if the name was deleted), Forked.
         """
@@ -182,7 +183,7 @@ class KernelEnd(End):
                 if self._ring._begin(self._caller) or self._present:
                     self._ended = False
                     return True
-                if self._finished:
+                if self._finished and not new:
                     return False
                 left = None if until is None else max(0.0, until - time.monotonic())
                 if not self._condition.wait(left and min(left, threading.TIMEOUT_MAX)):

@@ -23,7 +23,9 @@ from gdrpy._core._mapping import Descriptor, Undo
 from gdrpy.broker.rings import FORMAT, ring_of
 from gdrpy.common.arguments import as_int
 from gdrpy.errors import (
+    Closed,
     Error,
+    Forked,
     InvalidRequest,
     MissingView,
     NotFound,
@@ -429,6 +431,11 @@ class CpuEnd(Named):
         #: The number of the kernel's end that is there; None before the first, or after its end.
         self._kernel: int | None = None
         self._had_kernel = False
+        #: Why no kernel's end will be heard of any more, if so, and the error that it comes from.
+        self._lost = ""
+        self._failure: Exception | None = None
+        #: Of these, and of the state of the ring.
+        self._changed = threading.Condition()
         try:
             with naming(call, name):
                 # Before it takes a place, which is refused in other words.
@@ -515,12 +522,17 @@ class CpuEnd(Named):
         reserved = ring._reserved if self.call == "Inbox" else 0
         holder = ring._holder if self.call == "Channel" else 0
         found = self.listed()
-        if found is None:
-            ring._set_state(LOST, 0, None)
-            return
-        if holder and holder not in found.numbers:
+        if found is not None and holder and holder not in found.numbers:
             ring._end_turn(holder)
-        kernel = found.kernel
+        with self._changed:
+            if found is None:
+                ring._set_state(LOST, 0, None)
+                self._lost = "it was deleted, or the broker lost its state"
+            else:
+                self._note(ring, found.kernel, reserved, ready)
+            self._changed.notify_all()
+
+    def _note(self, ring: Any, kernel: int | None, reserved: int, ready: set[str]) -> None:
         self._had_kernel |= kernel is not None or self.names.kernel in ready
         if kernel is None:
             ring._set_state(GONE if self._had_kernel else OPEN, reserved, None)
@@ -532,7 +544,38 @@ class CpuEnd(Named):
         """Have calls raise Closed because of an error."""
         ring = self._ring()
         if ring is not None:
-            ring._set_state(UNHEARD, 0, error)
+            with self._changed:
+                ring._set_state(UNHEARD, 0, error)
+                self._lost = "the thread that hears of the kernel's end has failed"
+                self._failure = error
+                self._changed.notify_all()
+
+    def wait_for_kernel(self, timeout: Any) -> None:
+        """Wait until there is a kernel's end: see Ring.wait_for_kernel()."""
+        call = f"{self.call}.wait_for_kernel"
+        seconds = as_seconds(call, "timeout", timeout)
+        until = None if seconds is None else time.monotonic() + seconds
+        with self._changed:
+            while True:
+                if self._pid != os.getpid():
+                    raise Forked(f"{call}: this {self.call} belongs to the parent process")
+                if self._closed:
+                    raise Closed(f"{call}: this end is closed: open another")
+                if self._lost:
+                    raise Closed(f"{call}: {self._lost}: open this end again") from self._failure
+                if self._kernel is not None:
+                    return
+                left = None if until is None else max(0.0, until - time.monotonic())
+                if not self._changed.wait(left and min(left, threading.TIMEOUT_MAX)):
+                    raise Timeout(
+                        f"{call}: {self.names.memory!r} has no kernel's end, and none came within "
+                        f"{timeout} s"
+                    )
+
+    def close(self) -> None:
+        super().close()
+        with self._changed:
+            self._changed.notify_all()
 
     def _is_awaited(self) -> bool:
         ring = self._ring()

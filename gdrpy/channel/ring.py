@@ -12,6 +12,7 @@ from gdrpy._core._mapping import Undo
 from gdrpy.channel.named import CpuEnd, Layout
 from gdrpy.common.arguments import as_int
 from gdrpy.common.resource import Closing
+from gdrpy.errors import InvalidRequest
 from gdrpy.memory.page_locked import lend
 from gdrpy.memory.view import Mapping
 from gdrpy.region import Region, alloc
@@ -144,6 +145,19 @@ class Ring(End):
     def name(self) -> str | None:
         """The name that other processes find it by."""
         return None if self._named is None else self._named.names.memory
+
+    def wait_for_kernel(self, timeout: float | None = None) -> None:
+        """Wait until a named one has a kernel's end, as after a call that raised Closed.
+
+        Raises Timeout after so many seconds, Closed (this end is, or the name was deleted), Forked,
+        InvalidRequest (it has no name, so the kernel's end is this process's).
+        """
+        if self._named is None:
+            raise InvalidRequest(
+                f"{type(self).__name__}.wait_for_kernel: this {type(self).__name__} has no name: "
+                f"its kernel's end is this process's"
+            )
+        self._named.wait_for_kernel(timeout)
 
     def close(self) -> None:
         super().close()

@@ -421,6 +421,19 @@ class TestChannel:
             channel.push(word(1), SOON)
             assert end.reader().pop(SOON) == word(1)
 
+    def test_waits_for_a_new_producer_after_the_last_was_closed_if_it_is_told_to(
+        self, broker, channel
+    ):
+        with KernelEnd(broker, "ring") as end, ThreadPoolExecutor(1) as executor:
+            channel.close()
+            assert end.wait(SOON) is False
+            with pytest.raises(gdrpy.Timeout, match="'ring' has no CPU's end, and none came"):
+                end.wait(0.01, new=True)
+            waiting = executor.submit(end.wait, SOON, new=True)
+            until(lambda: end._condition._waiters)
+            with gdrpy.Channel(16, 8, broker=broker, name="ring"):
+                assert waiting.result(SOON) is True
+
     def test_waits_for_a_producer(self, broker, channel, nursery, notes, tmp_path):
         ring = {"socket": broker.socket, "name": "other", "notes": str(tmp_path / "notes")}
         pid = nursery.start("produce", **ring, number=1, capacity=8, many=1)
@@ -489,6 +502,58 @@ class TestClosedEnd:
         del channel
         thread.join(SOON)
         assert not thread.is_alive()
+
+
+class TestWaitForKernel:
+    @pytest.mark.parametrize("make", [gdrpy.Channel, gdrpy.Inbox, gdrpy.Link])
+    def test_returns_once_there_is_a_kernels_end(self, broker, make):
+        with make(16, broker=broker, name="ring") as ring, ThreadPoolExecutor(1) as executor:
+            message = f"{make.__name__}.wait_for_kernel: 'ring' has no kernel's end, and none came"
+            with pytest.raises(gdrpy.Timeout, match=message):
+                ring.wait_for_kernel(0.01)
+            waiting = executor.submit(ring.wait_for_kernel, SOON)
+            until(lambda: ring._named._changed._waiters)
+            with KernelEnd(broker, "ring"):
+                waiting.result(SOON)
+                ring.wait_for_kernel(0)
+
+    def test_lets_the_next_push_succeed(self, broker, channel):
+        with KernelEnd(broker, "ring"):
+            channel.wait_for_kernel(SOON)
+        assert GONE in until_closed(lambda: channel.push(word(1), 0))
+        with KernelEnd(broker, "ring") as end:
+            channel.wait_for_kernel(SOON)
+            end.reader().pop_many()
+            channel.push(word(2), SOON)
+
+    def test_is_ended_by_close_of_another_thread(self, channel):
+        with ThreadPoolExecutor(1) as executor:
+            waiting = executor.submit(channel.wait_for_kernel)
+            until(lambda: channel._named._changed._waiters)
+            channel.close()
+            with pytest.raises(gdrpy.Closed, match="wait_for_kernel: this end is closed"):
+                waiting.result(SOON)
+
+    def test_is_ended_by_the_loss_of_the_ring(self, broker, channel):
+        with ThreadPoolExecutor(1) as executor:
+            waiting = executor.submit(channel.wait_for_kernel)
+            until(lambda: channel._named._changed._waiters)
+            gdrpy.channel.delete(broker, "ring")
+            with pytest.raises(gdrpy.Closed, match="wait_for_kernel: it was deleted, or the bro"):
+                waiting.result(SOON)
+
+    def test_of_a_forked_child_is_refused(self, channel):
+        pid = os.fork()
+        if pid == 0:
+            with suppress(gdrpy.Forked):
+                channel.wait_for_kernel(0)
+                os._exit(1)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    def test_needs_a_name(self, memory):
+        with pytest.raises(gdrpy.InvalidRequest, match="wait_for_kernel: this Channel has no name"):
+            gdrpy.Channel(16, 8).wait_for_kernel()
 
 
 class TestFailure:

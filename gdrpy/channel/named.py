@@ -295,6 +295,10 @@ class Named:
             elif names.is_cpu(name) and ready:
                 cpu.add(number)
         here = self._closed or self.number in numbers
+        try:
+            same &= self.broker.stat(names.memory).region == self._memory_id
+        except (NotFound, PermissionDenied):
+            return None
         if not same or not here or self.broker.life != self._life:
             return None
         return Listed(kernel, cpu, numbers)
@@ -313,7 +317,7 @@ class Named:
         self.require_write(memory)
         self.require_write(host)
         self.memory, self.host = memory, host
-        self._host_id, self._life = host.id, self.broker.life
+        self._memory_id, self._host_id, self._life = memory.id, host.id, self.broker.life
 
     @property
     def closed(self) -> bool:

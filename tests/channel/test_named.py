@@ -133,6 +133,14 @@ class TestName:
         with gdrpy.Channel(32, 8, broker=broker, name="ring") as other:
             assert other.record_nbytes == 32
 
+    @pytest.mark.parametrize("name", ["ring", "ring/host"])
+    def test_without_one_of_its_regions_is_lost_to_both_ends(self, broker, channel, name):
+        with KernelEnd(broker, "ring") as end:
+            broker.delete(name)
+            message = "it was deleted, or the broker lost its state: open it again"
+            assert message in until_closed(lambda: channel.push(word(1), 0.01))
+            assert "'ring' was deleted, or the broker lost" in until_closed(lambda: end.wait(SOON))
+
 
 class TestEnd:
     def test_of_the_cpu_has_no_address_for_kernels(self, channel):

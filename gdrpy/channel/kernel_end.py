@@ -89,10 +89,10 @@ class KernelEnd(End):
         with Undo() as undo, naming(call, name):
             undo.callback(named.close)
             with named.broker.get(name, gpu=False, cpu=False, wait=wait) as memory:
-                named.require_write(memory)
+                named.require_ring(memory)
             named.enter(named.names.kernel, "a kernel's end")
             # Not closed if this raises: they go with the ring and the mapping, which use them.
-            memory, host = named.broker.get_many(named.names.both)
+            memory, host = named.opened()
             named.hold(memory, host)
             self._layout = Layout.of(call, memory, host)
             _ = memory.ptr  # raises MissingView, with the reason

@@ -15,11 +15,15 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from errno import EACCES
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, Self
 
 from gdrpy._core import _mapping
 from gdrpy._core._mapping import Descriptor, Undo
+from gdrpy.broker.client.arguments import as_name
+from gdrpy.broker.client.lookup import calling
+from gdrpy.broker.protocol import NAME_LIMIT
 from gdrpy.broker.rings import FORMAT, ring_of
 from gdrpy.common.arguments import as_int
 from gdrpy.errors import (
@@ -44,12 +48,18 @@ OPEN, GONE, LOST, UNHEARD = range(4)
 #: Which end of a ring an object of the C core is: see enum core_ring_end.
 CPU_END, KERNEL_END = 1, 2
 
+#: Random bytes in the name of a producer's end.
+_DIGITS = 8
 #: The mode of the regions that stand for ends: all users may see them.
 _SEEN = 0o644
 #: Seconds between looks at the ends when the broker tells of none, and before it is tried again.
 _LOOK, _PAUSE = 1.0, 0.1
 #: Events between looks at the most: others may make them without an end.
 _EVENTS = 1000
+#: With what the remedy of a refusal begins.
+_ASK = "; ask its owner"
+#: Of names, in bytes: the longest name of an end is that of a producer.
+_NAME_LIMIT = NAME_LIMIT - len("/cpu.") - 2 * _DIGITS
 #: What new memory is written by, in bytes.
 _CHUNK = 1 << 20
 
@@ -62,6 +72,12 @@ class Hearer(Protocol):
 
     def _fail(self, error: Exception) -> None:
         """At an error, with which the thread ends."""
+
+
+def _no_ring(call: str, name: str | None) -> InvalidRequest:
+    return InvalidRequest(
+        f"{call}: region {name!r} holds no channel, inbox or link: take another name, or delete it"
+    )
 
 
 class Layout(NamedTuple):
@@ -115,10 +131,7 @@ class Layout(NamedTuple):
             if (found.nbytes, found.host_nbytes) != (region.nbytes, host.nbytes):
                 raise ValueError
         except (KeyError, TypeError, ValueError):
-            raise InvalidRequest(
-                f"{call}: region {region.name!r} holds no channel, inbox or link: take another "
-                f"name, or delete it"
-            ) from None
+            raise _no_ring(call, region.name) from None
         return found
 
     def __str__(self) -> str:
@@ -126,6 +139,11 @@ class Layout(NamedTuple):
         if self.kind == "Link":
             words += f", answers of {self.answer_nbytes}"
         return f"{self.kind} of {words}"
+
+
+def _an(layout: Layout) -> str:
+    """A layout in words, with its article."""
+    return f"{'an' if layout.kind == 'Inbox' else 'a'} {layout}"
 
 
 class Names:
@@ -162,6 +180,14 @@ def naming(call: str, name: str) -> Iterator[None]:
     try:
         yield
     except Error as error:
+        reason, ask, _ = str(error.args[-1]).partition(_ASK) if error.args else ("", "", "")
+        if ask and isinstance(error, PermissionDenied):
+            raise PermissionDenied(
+                EACCES,
+                f"{call}: {reason.removeprefix(f'{call}: ')}; both ends read and write {name!r} "
+                f"and {Names(name).host!r}{_ASK}, who may call broker.chmod() with 0o666 for each "
+                f"of the two (0o660 for their group alone)",
+            ) from error
         if not str(error).startswith(call):
             error.add_note(f"{call}: this was for the name {name!r}")
         raise
@@ -171,7 +197,8 @@ def as_broker(call: str, broker: Any) -> Broker:
     """A broker of the blocking client. Raises TypeError."""
     if not hasattr(broker, "_ask_now"):
         raise TypeError(
-            f"{call}: broker must be a gdrpy.Broker, of gdrpy.connect(), not {broker!r:.80}"
+            f"{call}: broker must be a gdrpy.Broker, of gdrpy.connect(), not a "
+            f"{type(broker).__module__}.{type(broker).__qualname__}"
         )
     found: Broker = broker
     return found
@@ -202,6 +229,11 @@ class Named:
 
     def __init__(self, call: str, broker: Any, name: str, wait: Any) -> None:
         self.call = call
+        if len(as_name(call, name).encode()) > _NAME_LIMIT:
+            raise ValueError(
+                f"{call}: the name of a ring has {_NAME_LIMIT} bytes at most, not "
+                f"{len(name.encode())}: {name!r:.40}"
+            )
         self.names = Names(name)
         self._pid = os.getpid()
         self._wait = as_seconds(call, "wait", wait)
@@ -307,10 +339,27 @@ class Named:
         """Raise PermissionDenied if this user may only read a region."""
         if region.readonly:
             raise PermissionDenied(
-                13,
-                f"{self.call}: this user may only read region {region.name!r}: have its owner "
-                f"give write permission by broker.chmod()",
+                EACCES, f"{self.call}: this user may only read region {region.name!r}{_ASK}"
             )
+
+    def opened(self) -> tuple[BrokerRegion, BrokerRegion]:
+        """The memory of a ring that is there. Raises InvalidRequest if a part is missing."""
+        try:
+            memory, host = self.broker.get_many(self.names.both)
+        except NotFound as error:
+            if repr(self.names.host) not in str(error):
+                raise
+            raise InvalidRequest(
+                f"{self.call}: region {self.names.memory!r} exists without the other memory of a "
+                f"ring: delete it by gdrpy.channel.delete()"
+            ) from error
+        return memory, host
+
+    def require_ring(self, memory: BrokerRegion) -> None:
+        """Raise InvalidRequest or PermissionDenied if memory is not a ring's that may be used."""
+        if memory.metadata.get("format") != FORMAT:
+            raise _no_ring(self.call, memory.name)
+        self.require_write(memory)
 
     def hold(self, memory: BrokerRegion, host: BrokerRegion) -> None:
         """Note the memory, of this life of the broker. Raises PermissionDenied."""
@@ -446,7 +495,7 @@ class CpuEnd(Named):
                 with suppress(NotFound), self.broker.get(name, gpu=False, cpu=False) as memory:
                     self.require_write(memory)
                 if call == "Channel":
-                    self.enter(f"{self.names.cpu}.{secrets.token_hex(8)}", "a producer")
+                    self.enter(f"{self.names.cpu}.{secrets.token_hex(_DIGITS)}", "a producer")
                 else:
                     self.enter(self.names.cpu, "a CPU's end")
                 self.hold(*self._regions(device, mode))
@@ -470,8 +519,8 @@ class CpuEnd(Named):
         found = Layout.of(self.call, memory, host)
         if found != self.layout:
             raise SizeMismatch(
-                f"{self.call}: {self.names.memory!r} exists as a {found}, and a {self.layout} was "
-                f"asked for: ask for what exists, or take another name"
+                f"{self.call}: {self.names.memory!r} exists as {_an(found)}, and "
+                f"{_an(self.layout)} was asked for: ask for what exists, or take another name"
             )
         return memory, host
 
@@ -592,9 +641,17 @@ class CpuEnd(Named):
 def delete(broker: Broker, name: str) -> None:
     """Delete a named channel, inbox or link: the name is free, and its ends raise Closed.
 
-    The memory is freed when both ends are closed. Raises NotFound, PermissionDenied,
+    The memory is freed when both ends are closed. It also deletes the one region of a ring that has
+    lost the other. Raises NotFound, InvalidRequest (it is another region's name), PermissionDenied,
     BrokerUnavailable.
     """
     names = Names(name)
+    client, there = as_broker("delete", broker), []
     for each in (names.host, names.memory):
-        as_broker("delete", broker).delete(each)
+        with suppress(NotFound), calling("delete", "stat"):
+            there.append(client.stat(each))
+    for told in there:
+        if (told.metadata or {}).get("format") != FORMAT:
+            raise _no_ring("delete", told.name)
+    for each in [str(told.name) for told in there] or [name]:
+        client.delete(each)

@@ -95,7 +95,7 @@ class TestName:
         )
         with pytest.raises(gdrpy.SizeMismatch, match=message):
             gdrpy.Channel(16, 16, broker=broker, name="ring")
-        with pytest.raises(gdrpy.SizeMismatch, match="and a Inbox|and an Inbox"):
+        with pytest.raises(gdrpy.SizeMismatch, match="and an Inbox of 8 records"):
             gdrpy.Inbox(16, 8, broker=broker, name="ring")
 
     def test_of_another_region_is_refused(self, broker):
@@ -140,6 +140,47 @@ class TestName:
             message = "it was deleted, or the broker lost its state: open it again"
             assert message in until_closed(lambda: channel.push(word(1), 0.01))
             assert "'ring' was deleted, or the broker lost" in until_closed(lambda: end.wait(SOON))
+
+    def test_of_a_plain_region_is_refused_to_the_kernels_end_and_kept(self, broker):
+        broker.allocate("data", 4096).close()
+        message = "region 'data' holds no channel, inbox or link"
+        with pytest.raises(gdrpy.InvalidRequest, match=f"KernelEnd: {message}"):
+            KernelEnd(broker, "data")
+        with pytest.raises(gdrpy.InvalidRequest, match=f"delete: {message}"):
+            gdrpy.channel.delete(broker, "data")
+        assert [info.name for info in broker.list()] == ["data"]
+
+    def test_that_has_lost_a_region_is_deleted_whole(self, broker):
+        for name in ("ring", "ring/host"):
+            gdrpy.Channel(16, 8, broker=broker, name="ring").close()
+            broker.delete(name)
+            gdrpy.channel.delete(broker, "ring")
+            assert broker.list() == []
+
+    def test_without_host_memory_is_refused_to_the_kernels_end(self, broker):
+        gdrpy.Channel(16, 8, broker=broker, name="ring").close()
+        broker.delete("ring/host")
+        message = "KernelEnd: region 'ring' exists without the other memory of a ring: delete it by"
+        with pytest.raises(gdrpy.InvalidRequest, match=message):
+            KernelEnd(broker, "ring")
+
+    def test_that_is_unknown_is_not_deleted(self, broker):
+        with pytest.raises(gdrpy.NotFound, match="delete: there is no region of the name 'ring'"):
+            gdrpy.channel.delete(broker, "ring")
+
+    def test_that_leaves_no_room_for_those_of_ends_is_refused(self, broker):
+        message = "the name of a ring has 234 bytes at most, not 235: 'rrr"
+        for make in (
+            partial(gdrpy.Channel, 16, 8, broker=broker, name=235 * "r"),
+            partial(KernelEnd, broker, 235 * "r"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                make()
+        gdrpy.Channel(16, 8, broker=broker, name=234 * "r").close()
+
+    def test_needs_a_broker_that_blocks(self, memory):
+        with pytest.raises(TypeError, match=r"must be a gdrpy.Broker, .* not a builtins.object"):
+            KernelEnd(object(), "ring")
 
 
 class TestEnd:

@@ -157,7 +157,10 @@ class TestUsers:
     @pytest.mark.parametrize(
         ("mode", "message"),
         [
-            (0o600, "get: user 54321 may not read region 'ring'"),
+            (
+                0o600,
+                "Channel: get: user 54321 may not read region 'ring'; both ends read and write",
+            ),
             (0o644, "Channel: this user may only read region 'ring'"),
         ],
     )
@@ -168,4 +171,10 @@ class TestUsers:
             words = until_said(said)
             assert words.startswith("PermissionDenied: ")
             assert message in words
+            assert "'ring/host'; ask its owner, who may call broker.chmod() with 0o666 for" in words
             channel.push(bytes(NBYTES), SOON)
+            for name in ("ring", "ring/host"):
+                broker.chmod(name, 0o666)
+            Path(said).unlink()
+            nursery.start("join", socket=broker.socket, name="ring", said=said, user=USER)
+            assert until_said(said) == "it was done\n"

@@ -61,7 +61,8 @@ class Channel(Ring, _mapping.Channel):
     def reader(self) -> ChannelReader:
         """A consumer on the CPU, in place of a kernel. It begins after the records already taken.
 
-        Raises ValueError while the channel has another reader, MissingView for a named one.
+        Raises ValueError while the channel has another reader, Closed after one was closed or a
+        kernel has stopped, MissingView for a named channel.
         """
         if self._named is not None:
             self._named.refuse("reader")

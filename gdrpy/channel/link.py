@@ -80,7 +80,8 @@ class Link(Ring, _mapping.Link):
     def server(self) -> LinkServer:
         """A server on the CPU, in place of a kernel. It begins after the requests already taken.
 
-        Raises ValueError while the link has another server, MissingView for a named one.
+        Raises ValueError while the link has another server, Closed after one was closed or a kernel
+        has stopped, MissingView for a named link.
         """
         if self._named is not None:
             self._named.refuse("server")

@@ -374,6 +374,12 @@ class TestAwait:
 
 
 class TestServer:
+    def test_that_was_closed_is_the_last(self, link, server):
+        server.close()
+        message = "Link.server: the kernel has stopped: make another Link"
+        with pytest.raises(gdrpy.Closed, match=message):
+            link.server()
+
     def test_times_out(self, server):
         with pytest.raises(gdrpy.Timeout, match=r"LinkServer.pop: no record arrived in time"):
             server.pop(timeout=0)

@@ -86,6 +86,12 @@ class TestReader:
         del first
         assert full.reader().pop() == record(3)
 
+    def test_that_was_closed_is_the_last(self, full):
+        full.reader().close()
+        message = "Channel.reader: the consumer has stopped: make another Channel"
+        with pytest.raises(gdrpy.Closed, match=message):
+            full.reader()
+
     def test_has_no_other_beside_it(self, full, reader, record):
         with pytest.raises(ValueError, match="this Channel has a reader, and may have only one"):
             full.reader()

@@ -122,6 +122,11 @@ static int reader_init(struct reader *self, PyObject *args, PyObject *kwargs)
 					 core_channel_type_object, &channel) ||
 	    !core_channel_usable(channel, "ChannelReader"))
 		return -1;
+	if (channel->memory.end == CORE_BOTH_ENDS && core_ring_stopped(&channel->producer.ring)) {
+		PyErr_Format(core_error_closed, "Channel.reader: the consumer has stopped: make "
+						"another Channel");
+		return -1;
+	}
 	self->channel = (struct channel *)Py_NewRef((PyObject *)channel);
 	self->consumer.ring = channel->producer.ring;
 	core_ring_consumer_begin(&self->consumer);

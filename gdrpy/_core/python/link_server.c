@@ -161,6 +161,11 @@ static int server_init(struct server *self, PyObject *args, PyObject *kwargs)
 					 core_link_type_object, &link) ||
 	    !core_link_usable(link, "LinkServer"))
 		return -1;
+	if (link->memory.end == CORE_BOTH_ENDS && core_requests_stopped(&link->end)) {
+		PyErr_Format(core_error_closed,
+			     "Link.server: the kernel has stopped: make another Link");
+		return -1;
+	}
 	self->link = (struct link *)Py_NewRef((PyObject *)link);
 	self->popped = gdr_load_acquire(link->end.link.taken);
 	return 0;

@@ -25,8 +25,8 @@ class Channel(Ring, _mapping.Channel):
         capacity: The number of records that fit: a power of two up to 2**40.
         device: The GPU, named as for :func:`gdrpy.alloc`.
         broker: The broker of a named one, whose kernel's end is another process's
-            :class:`gdrpy.channel.KernelEnd`; ``device`` is as of the broker's calls then. None
-            makes one of this process alone.
+            :class:`gdrpy.channel.KernelEnd`; then ``device`` is named as for the broker's
+            calls. None makes one for this process alone.
         name: Its name. The first producer of that name makes it; others join it, with equal sizes.
         mode: Permission bits of the memory of a new one, like a file's.
 

@@ -29,8 +29,8 @@ class Inbox(Ring, _mapping.Inbox):
         capacity: The number of records that fit: a power of two up to 2**31.
         device: The GPU, named as for :func:`gdrpy.alloc`.
         broker: The broker of a named one, whose kernel's end is another process's
-            :class:`gdrpy.channel.KernelEnd`; ``device`` is as of the broker's calls then. None
-            makes one of this process alone.
+            :class:`gdrpy.channel.KernelEnd`; then ``device`` is named as for the broker's
+            calls. None makes one for this process alone.
         name: Its name. The first reader of that name makes it; the next one, with equal sizes, goes
             on where that has ended.
         mode: Permission bits of the memory of a new one, like a file's.

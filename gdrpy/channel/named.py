@@ -256,7 +256,7 @@ class Named:
                 holder = self._holder(name)
                 if holder is None:
                     raise
-                reason = f"{self.names.memory!r} has {what}, {holder}, and may have one at a time"
+                reason = f"{self.names.memory!r} has {what}, {holder}, and only one is allowed"
                 if self._wait is None:
                     raise InvalidRequest(
                         f"{call}: {reason}: close that one, or wait for its end by wait="

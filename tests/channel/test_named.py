@@ -192,7 +192,7 @@ class TestEnd:
     def test_of_the_kernel_is_one_at_a_time(self, broker, channel):
         with KernelEnd(broker, "ring") as end:
             assert (end.kind, end.record_nbytes, end.capacity, end.device) == ("Channel", 16, 8, 0)
-            message = f"'ring' has a kernel's end, of process {os.getpid()}, and may have one at a"
+            message = f"'ring' has a kernel's end, of process {os.getpid()}, and only one is"
             with pytest.raises(gdrpy.InvalidRequest, match=message):
                 KernelEnd(broker, "ring")
             with pytest.raises(gdrpy.Timeout, match="KernelEnd: waited 0.01 s, and 'ring' has"):
@@ -205,7 +205,7 @@ class TestEnd:
     @pytest.mark.parametrize("make", [gdrpy.Inbox, gdrpy.Link])
     def test_of_the_cpu_is_one_at_a_time(self, broker, make):
         with make(16, broker=broker, name="ring"):
-            message = f"'ring' has a CPU's end, of process {os.getpid()}, and may have one"
+            message = f"'ring' has a CPU's end, of process {os.getpid()}, and only one is allowed"
             with pytest.raises(gdrpy.InvalidRequest, match=message):
                 make(16, broker=broker, name="ring")
         make(16, broker=broker, name="ring", wait=SOON).close()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class _Held:
-    """What a reader, writer or server uses."""
+    """The C core's end of a ring, as its reader, writer or server names it."""
 
     owner: str
 
@@ -33,15 +33,15 @@ class _Held:
 
 
 class _Channel(_Held, _mapping.Channel):
-    """A channel's."""
+    """That of a channel."""
 
 
 class _Inbox(_Held, _mapping.Inbox):
-    """An inbox's."""
+    """That of an inbox."""
 
 
 class _Link(_Held, _mapping.Link):
-    """A link's."""
+    """That of a link."""
 
 
 _KINDS: dict[str, Any] = {"Channel": _Channel, "Inbox": _Inbox, "Link": _Link}

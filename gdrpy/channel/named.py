@@ -65,13 +65,13 @@ _CHUNK = 1 << 20
 
 
 class Hearer(Protocol):
-    """What is called by the thread that hears of the other ends."""
+    """An end whose methods the watching thread calls."""
 
     def _look(self, ready: set[str]) -> None:
-        """After events: with the names of the ends that were ready since the last call."""
+        """Look at the other ends. ``ready`` names those that became ready since the last call."""
 
     def _fail(self, error: Exception) -> None:
-        """At an error, with which the thread ends."""
+        """Note the error that ended the thread."""
 
 
 def _no_ring(call: str, name: str | None) -> InvalidRequest:

@@ -92,7 +92,7 @@ class TestBrokerThatEnds:
 
 
 def until_said(path: str) -> str:
-    """What a child says, once it has."""
+    """Wait for what a child writes to a file, and return it."""
     for _ in range(2000):
         if Path(path).exists() and Path(path).read_text().endswith("\n"):
             return Path(path).read_text()

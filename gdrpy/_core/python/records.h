@@ -24,7 +24,7 @@ struct core_ring_memory {
 	bool left;	  /* the kernel's end has given its place up, or lost it */
 };
 
-/* What the types with such memory begin with. */
+/* The first members of every type that has such memory. */
 struct core_ring_object {
 	PyObject_HEAD struct core_ring_memory memory;
 };
@@ -34,7 +34,7 @@ struct core_ring_object {
 	Py_VISIT((memory).host);                                                                   \
 	Py_VISIT((memory).reason)
 
-/* What the CPU's end knows of the kernel's. Only that of a named ring is ever not open. */
+/* The kernel's end as the CPU's end knows it. Without a name it is always open. */
 enum core_ring_state {
 	CORE_END_OPEN,
 	CORE_END_GONE,	  /* there is none, after there was one */

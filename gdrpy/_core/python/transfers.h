@@ -93,8 +93,8 @@ bool core_transfers_range(struct transfers *self, const struct core_copy *copy);
 bool core_transfers_try_engine(struct transfers *self, const struct core_copy *copy,
 			       enum core_host host, bool to_write);
 /*
- * What host memory is to the GPU. Asked only from the size on where it matters: `cost` is that of
- * contiguous bytes that take as long to copy.
+ * How the GPU can reach host memory. This is looked up only for copies that are large enough for
+ * it to matter: `cost` is the number of contiguous bytes that take as long to copy.
  */
 enum core_host core_transfers_look(struct transfers *self, Py_ssize_t cost, const char *host,
 				   size_t nbytes, bool to_write);

@@ -41,7 +41,7 @@ static bool by_engine(struct transfers *self, const struct core_piece *list, Py_
 	return !ret;
 }
 
-/* What the host memory of all pieces is, and the contiguous bytes that take as long to copy. */
+/* How the GPU can reach all pieces, and how many contiguous bytes take as long to copy. */
 static enum core_host look(struct transfers *self, const struct core_piece *list, Py_ssize_t count,
 			   bool to_write, Py_ssize_t *cost)
 {

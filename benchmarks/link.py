@@ -20,6 +20,8 @@ MODULE = "link"
 OPERATION = "call and answer, 64 B each"
 IN_PYTHON = "Link.call"
 IN_C = "the same in C"
+IN_PYTHON_BY_WARP = "Link.call, answered by a warp"
+IN_C_BY_WARP = "the same in C, answered by a warp"
 
 _RECORD = 64
 _COMPLEMENT = (1 << 8 * _RECORD) - 1
@@ -45,6 +47,8 @@ def run(session: Session) -> None:
     try:
         rings.require()
         ways[IN_C] = _call_in_c
+        if not cuda.simulated():
+            ways |= {IN_PYTHON_BY_WARP: _call, IN_C_BY_WARP: _call_in_c}
     except native.NotBuilt as error:
         session.absent[MODULE if cuda.simulated() else f"{MODULE}: {IN_C}"] = str(error)
         if cuda.simulated():
@@ -53,7 +57,9 @@ def run(session: Session) -> None:
     for turn in range(turns):
         for name, call in ways.items():
             session.step(f"{MODULE}: {name}, turn {turn + 1}")
-            with (_thread if cuda.simulated() else _kernel)() as link, undisturbed():
+            by_warp = name in (IN_PYTHON_BY_WARP, IN_C_BY_WARP)
+            server = _thread() if cuda.simulated() else _kernel(by_warp)
+            with server as link, undisturbed():
                 samples[name] += call(link, warm_up + calls)[warm_up:]
     answers = "a thread in C" if cuda.simulated() else "a resident kernel of one thread"
     method = f"the clock is read around each call; {answers} answers by the complement"
@@ -81,12 +87,13 @@ def _call_in_c(link: gdrpy.Link, rounds: int) -> list[int]:
 
 
 @contextmanager
-def _kernel() -> Iterator[gdrpy.Link]:
-    """A link whose requests the kernel of link_kernel.cu answers."""
+def _kernel(by_warp: bool) -> Iterator[gdrpy.Link]:
+    """A link whose requests a kernel of link_kernel.cu answers, by one thread or by a warp."""
     image = gpukernels.compiled(_KERNEL)
     with ExitStack() as undo:
         stream = undo.enter_context(gpukernels.stream())
-        serve = undo.enter_context(gpukernels.loaded(image, b"serve", 1, ctypes.c_void_p))
+        kernel = (b"serve_warp", 32) if by_warp else (b"serve", 1)
+        serve = undo.enter_context(gpukernels.loaded(image, *kernel, ctypes.c_void_p))
         link = gdrpy.Link(_RECORD)
         serve(stream, link.ptr)
         try:

@@ -20,3 +20,18 @@ extern "C" __global__ void serve(const gdr_link *link)
 	}
 	server.stop();
 }
+
+/* One warp, whose threads each take 8 bytes of a request. */
+extern "C" __global__ void serve_warp(const gdr_link *link)
+{
+	gdrpy::LinkServer server(link);
+	uint2 part;
+
+	while (server.next_warp(part)) {
+		if (gdrpy::lane() < 8)
+			server.answer8(0, gdrpy::lane(), make_uint2(~part.x, ~part.y));
+		server.release_warp(1);
+	}
+	if (gdrpy::lane() == 0)
+		server.stop();
+}

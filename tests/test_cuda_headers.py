@@ -117,6 +117,22 @@ extern "C" __global__ void echo(const gdr_link *link)
 	}
 }
 """
+#: The same by a warp.
+ECHO_BY_WARP = """
+#include <gdrpy/channel.cuh>
+
+extern "C" __global__ void echo(const gdr_link *link)
+{
+	gdrpy::LinkServer server(link);
+	uint2 part;
+
+	while (server.next_warp(part)) {
+		if (gdrpy::lane() < 8)
+			server.answer8(0, gdrpy::lane(), part);
+		server.release_warp(1);
+	}
+}
+"""
 WORDS = ["st.relaxed.sys.global.v2.u64"] * 2
 #: What threads of a warp wait for together: each must have stored what it can.
 TOGETHER = "vote.sync.any.pred"
@@ -134,18 +150,31 @@ def accesses_of(tmp_path) -> Callable[[str, str, str], list[str]]:
     return made
 
 
+#: A warp waits until all its threads have room, and none found the inbox closed. Then fewer threads
+#: than a warp: each waits by itself.
+STORED = [ROOM, TOGETHER, TOGETHER, "bar.warp.sync", *WORDS, ROOM, *WORDS]
+
+
 class TestMemoryOrder:
-    def test_of_a_push_is_a_number_a_fence_room_and_words_before_a_vote(self, accesses_of):
+    def test_of_a_push_is_a_number_a_fence_for_all_room_and_words(self, accesses_of):
         found = accesses_of("gdr_inbox", "InboxWriter", "push(value)")
-        assert found[: 3 + 2] == [RESERVE, "fence.acq_rel.sys", ROOM, *WORDS]
-        assert set(found[5:-1]) <= set(WORDS)
+        assert found[: 3 + 9] == [RESERVE, "bar.warp.sync", "fence.acq_rel.sys", *STORED]
+        assert set(found[12:-1]) <= set(WORDS)
         assert found[-1] == TOGETHER
 
     def test_of_a_relaxed_push_is_the_same_without_the_fence(self, accesses_of):
         found = accesses_of("gdr_inbox", "InboxWriter", "push_relaxed(value)")
-        assert found[: 2 + 2] == [RESERVE, ROOM, *WORDS]
-        assert set(found[4:-1]) <= set(WORDS)
+        assert found[: 1 + 9] == [RESERVE, *STORED]
+        assert set(found[10:-1]) <= set(WORDS)
         assert found[-1] == TOGETHER
+
+    def test_of_a_push_of_a_record_that_no_warp_shares_is_by_each_thread(self, tmp_path):
+        source = ONE.replace("uint4 value", "Record value").replace("TYPE", "gdr_inbox")
+        source = source.replace("END", "gdrpy::InboxWriter").replace("CALL", "push_relaxed(value)")
+        record = "struct Record { unsigned long long word[6]; };"
+        found = accesses(ptx_of(source.replace("extern", f"{record}\nextern"), tmp_path))
+        assert found[:2] == [RESERVE, ROOM]
+        assert "bar.warp.sync" not in found
 
     def test_of_a_push_without_waiting_has_a_barrier_between_room_and_the_others_words(
         self, accesses_of
@@ -165,6 +194,14 @@ class TestMemoryOrder:
         begin, end, *words = found
         assert (begin, end) == ("ld.acquire.sys.global.u64", "ld.relaxed.sys.global.u64")
         assert words == ["ld.relaxed.sys.global.v2.u64", "ld.acquire.sys.global.v2.u64"]
+
+    def test_of_the_next_request_of_a_warp_is_one_load_between_votes(self, tmp_path):
+        found = accesses(ptx_of(ECHO_BY_WARP, tmp_path))
+        begin, taken, end, *rest = found  # NVRTC puts the loop's end first
+        assert (begin, end) == ("ld.acquire.sys.global.u64", "ld.relaxed.sys.global.u64")
+        assert taken == "st.relaxed.sys.global.u64"
+        words = ["ld.acquire.sys.global.v2.u64", "vote.sync.all.pred", "vote.sync.any.pred"]
+        assert rest == [*words, "bar.warp.sync", WORDS[0]]
 
     def test_of_a_request_of_64_bytes_needs_registers_alone(self, tmp_path):
         ptx = ptx_of(ECHO, tmp_path)

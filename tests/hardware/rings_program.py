@@ -1,7 +1,8 @@
 """Takes records from a kernel, or calls one: see test_ring_kernels.py.
 
 A program of its own, since a kernel that misses the end would never end either.
-Usage: rings_program.py nvrtc|numba|triton|block inbox|link CAPACITY. Prints a JSON object.
+Usage: rings_program.py nvrtc|numba|triton|block|warp inbox|link|WORDS CAPACITY, where WORDS is for
+an inbox with records of so many words of 64 bits. Prints a JSON object.
 """
 
 from __future__ import annotations
@@ -27,12 +28,15 @@ TIMEOUT = 60.0
 Finish = Callable[[], None]
 
 
-def launched(file: str, name: bytes, threads: int, *arguments: tuple[type, int]) -> Finish:
+def launched(
+    file: str, name: bytes, threads: int, *arguments: tuple[type, int], words: int = 8
+) -> Finish:
     """A kernel of the benchmarks that runs; what is returned waits for its end."""
     sys.path.insert(0, str(BENCHMARKS))
     import gpukernels
 
-    module = cuda.call("cuModuleLoadData", gpukernels.compiled(BENCHMARKS / file))
+    image = gpukernels.compiled(BENCHMARKS / file, more=[f"-DWORDS={words}"])
+    module = cuda.call("cuModuleLoadData", image)
     kernel = cuda.call("cuModuleGetFunction", module, name)
     stream = cuda.call("cuStreamCreate", cuda.driver().CUstream_flags.CU_STREAM_NON_BLOCKING)
     kinds, values = zip(*arguments, strict=True)
@@ -60,6 +64,10 @@ def serve_by_nvrtc(link: gdrpy.Link) -> Finish:
 def serve_by_block(link: gdrpy.Link) -> Finish:
     kernel = str(Path(__file__).with_name("link_block.cu"))
     return launched(kernel, b"serve", 64, (ctypes.c_void_p, link.ptr))
+
+
+def serve_by_warp(link: gdrpy.Link) -> Finish:
+    return launched("link_kernel.cu", b"serve_warp", 32, (ctypes.c_void_p, link.ptr))
 
 
 def push_by_numba(inbox: gdrpy.Inbox) -> Finish:
@@ -143,6 +151,28 @@ def take(inbox: gdrpy.Inbox, start: Callable[[gdrpy.Inbox], Finish]) -> dict[str
     }
 
 
+def take_words(words: int, capacity: int) -> dict[str, int]:
+    """Take records of so many words from a warp and a half; how many words were wrong.
+
+    Zeros follow them: records have a multiple of 16 bytes.
+    """
+    threads, padded = 48, words + words % 2
+    inbox = gdrpy.Inbox(8 * padded, capacity)
+    arguments = ((ctypes.c_void_p, inbox.ptr), (ctypes.c_ulonglong, EACH))
+    kernel = str(Path(__file__).with_name("inbox_sizes.cu"))
+    finish = launched(kernel, b"push", threads, *arguments, words=words)
+    data = bytearray()
+    while len(data) < threads * EACH * 8 * padded:
+        data += inbox.pop_many(timeout=TIMEOUT)
+    finish()
+    records = np.frombuffer(data, np.uint64).reshape(-1, padded)
+    records = records[np.argsort(records[:, 0])]
+    one = np.arange(threads, dtype=np.uint64)[:, None] << np.uint64(40)
+    first = (one | np.arange(EACH, dtype=np.uint64)).reshape(-1, 1) * np.uint64(64)
+    wrong = records[:, :words] != first + np.arange(words, dtype=np.uint64)
+    return {"records": len(records), "wrong": int(wrong.sum() + records[:, words:].any())}
+
+
 def call(link: gdrpy.Link, start: Callable[[gdrpy.Link], Finish]) -> dict[str, int]:
     """Call one after the other, then with as many as fit under way; how many were wrong."""
     finish = start(link)
@@ -167,12 +197,15 @@ def main() -> None:
         "numba": serve_by_numba,
         "triton": serve_by_triton,
         "block": serve_by_block,
+        "warp": serve_by_warp,
     }
     with cuda.context(0):
         if what == "inbox":
             found = take(gdrpy.Inbox(64, int(capacity)), push[kind])
-        else:
+        elif what == "link":
             found = call(gdrpy.Link(64, 64, int(capacity)), serve[kind])
+        else:
+            found = take_words(int(what), int(capacity))
     print(json.dumps(found))
 
 

@@ -46,6 +46,14 @@ class TestKernel:
         assert found == {"answers": 40_000, "wrong": 0}
 
     @pytest.mark.parametrize("compiler", ["nvrtc"], indirect=True)
+    @pytest.mark.parametrize("words", [2, 3, 4, 6, 8, 16, 32])
+    def test_pushes_records_of_each_size_whole(self, backend, compiler, words):
+        assert run(compiler, str(words), 256) == {"records": 96_000, "wrong": 0}
+
+    @pytest.mark.parametrize("compiler", ["nvrtc"], indirect=True)
     @pytest.mark.parametrize("capacity", [1, 1024])
-    def test_of_a_block_answers_each_call_by_pieces(self, backend, compiler, capacity):
-        assert run("block", "link", capacity) == {"answers": 40_000, "wrong": 0}
+    @pytest.mark.parametrize("threads", ["block", "warp"])
+    def test_of_several_threads_answers_each_call_by_pieces(
+        self, backend, compiler, threads, capacity
+    ):
+        assert run(threads, "link", capacity) == {"answers": 40_000, "wrong": 0}

@@ -41,12 +41,33 @@ static __device__ __forceinline__ unsigned int thread_zero()
 	return before >> 31; /* lane 31 is before none */
 }
 
+/* The number of the thread in its warp. */
+static __device__ __forceinline__ unsigned int lane()
+{
+	unsigned int number;
+
+	asm("mov.u32 %0, %%laneid;" : "=r"(number));
+	return number;
+}
+
 /* The slots of an inbox or of answers, which any thread may store to. */
 class SlotWriter
 {
       public:
 	__device__ explicit SlotWriter(const gdr_slots &slots) : slots_(slots)
 	{
+	}
+
+	/*
+	 * Stores 8 bytes of a record, all of whose bytes must be stored, by any threads. Quickest
+	 * if threads of a warp store adjacent parts at once.
+	 */
+	__device__ void put8(unsigned long long number, unsigned int part, uint2 value) const
+	{
+		unsigned long long stamp = gdr_slot_stamp(&slots_, number);
+
+		gdr_store_pair(gdr_slot_address(&slots_, number, 0) + part * 16ull,
+			       stamp | value.x, stamp | value.y);
 	}
 
 	/* Stores 16 bytes of a record, all of whose bytes must be stored, by any threads. */
@@ -194,12 +215,14 @@ class InboxWriter
 	struct Together {
 		unsigned int mask, leader, count, rank;
 
-		__device__ explicit Together(unsigned long long inbox)
-		    : mask(__match_any_sync(__activemask(), inbox)), leader(__ffs(mask) - 1),
-		      count(__popc(mask))
+		__device__ explicit Together(unsigned long long inbox) : mask(__activemask())
 		{
 			unsigned int before;
 
+			if (mask & (mask - 1)) /* one thread needs no others, which takes time */
+				mask = __match_any_sync(mask, inbox);
+			leader = __ffs(mask) - 1;
+			count = __popc(mask);
 			asm("mov.u32 %0, %%lanemask_lt;" : "=r"(before));
 			rank = __popc(mask & before);
 		}
@@ -210,7 +233,7 @@ class InboxWriter
 		}
 		template <class T> __device__ T from_leader(T value) const
 		{
-			return __shfl_sync(mask, value, leader);
+			return count == 1 ? value : __shfl_sync(mask, value, leader);
 		}
 	};
 
@@ -221,8 +244,12 @@ class InboxWriter
 
 		if (together.leads())
 			first = gdr_inbox_reserve(&inbox_, together.count);
-		if (fence)
+		if (fence) {
+			/* For what all threads stored before: a warp stores its records together.
+			 */
+			__syncwarp(together.mask);
 			gdr_release_fence();
+		}
 		return together.from_leader(first) + together.rank;
 	}
 
@@ -232,6 +259,9 @@ class InboxWriter
 	{
 		int free = 0;
 
+		if (Parts<T>::by_warp && together.count == 32 &&
+		    record_nbytes() == 8 * Parts<T>::count && capacity() >= 32)
+			return push_warp(record, number);
 		/* No thread waits for the others before it has stored: they may need its slot. */
 		do {
 			if (!free) {
@@ -241,6 +271,72 @@ class InboxWriter
 			}
 		} while (__any_sync(together.mask, !free));
 		return free > 0;
+	}
+
+	/* A record in parts of 8 bytes, each of which is 16 in its slot. */
+	template <class T> struct Parts {
+		enum {
+			count = (sizeof(T) + 15) / 16 * 2,
+			by_warp = count <= 16 && (count & (count - 1)) == 0
+		};
+		union {
+			uint2 part[count];
+			T value;
+		};
+
+		__device__ explicit Parts(const T &record)
+		{
+			part[count - 1] = part[count - 2] = make_uint2(0, 0);
+			value = record;
+		}
+
+		/* In each group of `count` threads, part j of thread i becomes part i of thread j.
+		 */
+		__device__ void transpose()
+		{
+#pragma unroll
+			for (unsigned int step = 1; step < count; step *= 2) {
+				bool upper = lane() & step;
+
+#pragma unroll
+				for (unsigned int i = 0; i < count; i++) {
+					if (i & step)
+						continue;
+					uint2 given = upper ? part[i] : part[i | step];
+
+					given.x = __shfl_xor_sync(~0u, given.x, step);
+					given.y = __shfl_xor_sync(~0u, given.y, step);
+					part[i] = upper ? given : part[i];
+					part[i | step] = upper ? part[i | step] : given;
+				}
+			}
+		}
+	};
+
+	/*
+	 * The same by a whole warp, for a capacity of 32 or more: adjacent threads store the parts
+	 * of one record at once, so that whole lines cross the bus, not 16 bytes of each.
+	 */
+	template <class T> __device__ bool push_warp(const T &record, unsigned long long number)
+	{
+		enum {
+			count = Parts<T>::count
+		};
+		Parts<T> parts(record);
+		unsigned int part = lane() % count;
+		int free;
+
+		do
+			free = gdr_inbox_free(&inbox_, number, &taken_);
+		while (__any_sync(~0u, !free));
+		if (__any_sync(~0u, free < 0))
+			return false;
+		__syncwarp(); /* each stores to the slots of others, which are free now */
+		parts.transpose();
+#pragma unroll
+		for (unsigned int i = 0; i < count; i++)
+			slots_.put8(number - part + i, part, parts.part[i]);
+		return true;
 	}
 
 	const gdr_inbox inbox_;
@@ -447,6 +543,33 @@ class LinkServer
 		}
 	}
 
+	/*
+	 * The same for a warp, all of whose threads call it: `part` becomes 8 bytes of request 0,
+	 * from 8 * lane() on. A request of more than 256 bytes needs another way.
+	 */
+	__device__ bool next_warp(uint2 &part) const
+	{
+		unsigned long long stamp = gdr_slot_stamp(&link_.requests, popped_);
+		unsigned long long address =
+			gdr_slot_address(&link_.requests, popped_, 0) + lane() * 16ull;
+		unsigned long long words[2] = {stamp, stamp};
+		bool mine = lane() < record_nbytes() / 8;
+
+		for (;;) {
+			unsigned long long end = gdr_load(link_.end);
+
+			if (mine)
+				gdr_load_pair_acquire(address, words);
+			if (__all_sync(~0u, !(((words[0] ^ stamp) | (words[1] ^ stamp)) >> 32)))
+				break;
+			if (__any_sync(~0u, end && popped_ >= end - 1))
+				return false;
+		}
+		__syncwarp();
+		part = make_uint2((unsigned int)words[0], (unsigned int)words[1]);
+		return true;
+	}
+
 	/* How many requests from request 0 on have arrived, up to `limit`. Does not wait. */
 	__device__ unsigned long long ready(unsigned long long limit) const
 	{
@@ -520,7 +643,12 @@ class LinkServer
 		answers_.put(popped_ + i, value);
 	}
 
-	/* 16 bytes of an answer, all of whose bytes must be stored, by any threads. */
+	/* 8 or 16 bytes of an answer, all of whose bytes must be stored, by any threads. */
+	__device__ void answer8(unsigned long long i, unsigned int part, uint2 value) const
+	{
+		answers_.put8(popped_ + i, part, value);
+	}
+
 	__device__ void answer16(unsigned long long i, unsigned int piece, uint4 value) const
 	{
 		answers_.put16(popped_ + i, piece, value);
@@ -539,7 +667,14 @@ class LinkServer
 		gdr_store(link_.taken, popped_);
 	}
 
-	/* The same for a block, each of whose threads calls it. */
+	/* The same for a warp, or for a block, each of whose threads calls it. */
+	__device__ void release_warp(unsigned long long n)
+	{
+		popped_ += n;
+		if (lane() == 0)
+			gdr_store(link_.taken, popped_);
+	}
+
 	__device__ void release_block(unsigned long long n)
 	{
 		popped_ += n;

@@ -192,5 +192,5 @@ class TestCaptures:
         thread = threading.Thread(target=end)
         thread.start()
         thread.join()
-        cuda("cuGraphDestroy", cuda("cuStreamEndCapture", streams[0]))
         assert answers == ["CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD", "CUDA_SUCCESS"]
+        cuda("cuGraphDestroy", cuda("cuStreamEndCapture", streams[0]))

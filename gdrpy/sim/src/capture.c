@@ -128,11 +128,11 @@ CUresult cuStreamEndCapture(CUstream handle, CUgraph *graph)
 	TRY(stream_use(handle, &stream));
 	if (!is_captured(stream))
 		return CUDA_ERROR_ILLEGAL_STATE;
+	status = stream->capture.status;
+	stream->capture.status = CU_STREAM_CAPTURE_STATUS_NONE; /* by another thread too */
 	if (stream->capture.mode != CU_STREAM_CAPTURE_MODE_RELAXED &&
 	    !pthread_equal(stream->capture.thread, pthread_self()))
 		return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
-	status = stream->capture.status;
-	stream->capture.status = CU_STREAM_CAPTURE_STATUS_NONE;
 	if (status == CU_STREAM_CAPTURE_STATUS_INVALIDATED)
 		return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
 	*graph = calloc(1, sizeof(**graph));

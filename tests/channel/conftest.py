@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from ringchildren import Notes, Nursery
 
 import gdrpy
 
@@ -65,35 +64,3 @@ def full(channel: gdrpy.Channel, record: Callable[[int], bytes]) -> gdrpy.Channe
 def other_thread() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(1) as executor:
         yield executor
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    made = Nursery()
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
-def socket() -> Iterator[str]:
-    """The socket of a broker."""
-    with gdrpy.broker.temporary() as path:
-        yield path
-
-
-@pytest.fixture
-def broker(socket: str, memory: None) -> Iterator[gdrpy.Broker]:
-    """A broker that has no region in the end but those of the name."""
-    with gdrpy.connect(socket) as made:
-        yield made
-        for region in made.list():
-            if region.grace is None:
-                made.delete(str(region.name))
-
-
-@pytest.fixture
-def notes(tmp_path: Path) -> Iterator[Notes]:
-    """Counters that children write."""
-    made = Notes(tmp_path / "notes")
-    yield made
-    made.close()

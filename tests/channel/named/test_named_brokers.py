@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from ringchildren import NBYTES, Notes, kill, records, until_closed
+from ringchildren import NBYTES, SOON, Notes, kill, records, until_closed
 
 import gdrpy
 from gdrpy.channel import KernelEnd
@@ -16,14 +16,13 @@ from serving import BrokerProcess, broker_process, start_serving
 
 __all__ = ["broker_process", "start_serving"]
 
-SOON = 20.0
 #: An ordinary user; nothing else here runs as it.
 USER = 54321
 
 
 @pytest.fixture(autouse=True)
 def memory():
-    """The leaks are looked for in test_named.py: here brokers come and go."""
+    """The other modules look for leaks: here brokers come and go."""
 
 
 @pytest.fixture

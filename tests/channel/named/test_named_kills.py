@@ -12,13 +12,12 @@ import threading
 from contextlib import suppress
 
 import pytest
-from ringchildren import NBYTES, answer_to, kill, read, record, records
+from ringchildren import NBYTES, SOON, answer_to, kill, read, record, records
 
 import gdrpy
 from gdrpy.channel import KernelEnd
 
 CAPACITY = 16
-SOON = 20.0
 #: On a real GPU each kernel's process makes a CUDA context.
 KILLS = 60 if os.environ["GDRPY_SIM"] == "1" else 6
 

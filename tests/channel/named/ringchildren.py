@@ -14,6 +14,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,6 +29,8 @@ _WORDS = NBYTES // 8
 #: An odd number, so that no two words of records are alike.
 _ODD = 0x9E3779B97F4A7C15
 _PATIENCE = 30.0
+SOON = 20.0
+GONE = "the kernel's end was closed, or its process has ended"
 #: Imported before the forks: only root may be able to read where this Python is.
 _IMPORTED = gdrpy.connect, gdrpy.Channel, gdrpy.Inbox, gdrpy.Link, gdrpy.alloc
 
@@ -45,12 +48,43 @@ def until_closed(call: Callable[[], object]) -> str:
     raise AssertionError("it was never closed")
 
 
+def until(happens: Callable[[], object]) -> None:
+    """Wait until something happens, as it does soon."""
+    for _ in range(10_000):
+        if happens():
+            return
+        time.sleep(0.001)
+    raise AssertionError("it did not happen")
+
+
+def until_pushed(channel: gdrpy.Channel, record: bytes) -> None:
+    """Push once the end before is replaced, as it is soon."""
+    for _ in range(10_000):
+        try:
+            channel.push(record, SOON)
+        except gdrpy.Closed:
+            time.sleep(0.001)
+        else:
+            return
+    raise AssertionError("it stayed closed")
+
+
+def hearing() -> list[threading.Thread]:
+    """The threads that hear of other ends."""
+    return [thread for thread in threading.enumerate() if thread.name == "gdrpy-ring"]
+
+
+def word(value: int) -> bytes:
+    """A record of the 16 bytes of the fixtures' rings."""
+    return value.to_bytes(16, "little")
+
+
 def record(producer: int, number: int) -> bytes:
     """A record of a producer: no two have a word in common."""
     words = [producer, number]
-    for word in range(2, _WORDS):
-        words.append((((producer << 40) + number) * _WORDS + word) * _ODD % (1 << 64))
-    return b"".join(word.to_bytes(8, "little") for word in words)
+    for i in range(2, _WORDS):
+        words.append((((producer << 40) + number) * _WORDS + i) * _ODD % (1 << 64))
+    return b"".join(one.to_bytes(8, "little") for one in words)
 
 
 def read(data: bytes) -> tuple[int, int]:

@@ -130,7 +130,16 @@ class TooLarge(QuotaExceeded):
 
 
 class PermissionDenied(Error, PermissionError):
-    """The process may not open the device, or its user may not use the region this way."""
+    """The process may not open the device, or its user may not use the region this way.
+
+    ``missing`` is the right to a broker's region that the user lacks: "read", "write", "read and
+    write" or "own"; "" in other refusals. ``region`` is the region's name, None without one.
+    """
+
+    def __init__(self, *args: object, missing: str = "", region: str | None = None) -> None:
+        super().__init__(*args)
+        self.missing = missing
+        self.region = region
 
 
 class ProtocolError(_OneErrno, ConnectionError):

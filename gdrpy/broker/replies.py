@@ -150,12 +150,15 @@ class Reply(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):
 
 
 @final
-class Refusal(msgspec.Struct, gc=False):
+class Refusal(msgspec.Struct, omit_defaults=True, gc=False):
     """The reply to a refused request; with an ``id`` of 0 the connection is refused."""
 
     id: Number
     error: str
     message: str
+    #: The right that is missing, and the name of the region, as PermissionDenied has them.
+    missing: str = ""
+    name: str | None = None
 
 
 class Welcome(Reply):
@@ -291,14 +294,19 @@ def refusal(error: errors.Error, number: int = 0) -> Refusal:
     kinds = (kind for kind in type(error).__mro__ if kind in ERRORS)
     kind = next(kinds, errors.BackendUnavailable)  # an error of the driver
     message = error.strerror if isinstance(error, OSError) else str(error)
-    return Refusal(number, kind.__name__, message or "")
+    told = Refusal(number, kind.__name__, message or "")
+    if isinstance(error, errors.PermissionDenied):
+        told.missing, told.name = error.missing, error.region
+    return told
 
 
 def error_of(refusal: Refusal) -> errors.Error:
     """The error of a refusal."""
     kind = _BY_NAME.get(refusal.error, errors.ProtocolError)
     if kind is errors.PermissionDenied:
-        return errors.PermissionDenied(errno.EACCES, refusal.message)
+        return errors.PermissionDenied(
+            errno.EACCES, refusal.message, missing=refusal.missing, region=refusal.name
+        )
     return kind(refusal.message)
 
 

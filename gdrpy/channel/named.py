@@ -56,8 +56,6 @@ _SEEN = 0o644
 _LOOK, _PAUSE = 1.0, 0.1
 #: Events between looks at the most: others may make them without an end.
 _EVENTS = 1000
-#: With what the remedy of a refusal begins.
-_ASK = "; ask its owner"
 #: Of names, in bytes: the longest name of an end is that of a producer.
 _NAME_LIMIT = NAME_LIMIT - len("/cpu.") - 2 * _DIGITS
 #: What new memory is written by, in bytes.
@@ -180,13 +178,14 @@ def naming(call: str, name: str) -> Iterator[None]:
     try:
         yield
     except Error as error:
-        reason, ask, _ = str(error.args[-1]).partition(_ASK) if error.args else ("", "", "")
-        if ask and isinstance(error, PermissionDenied):
+        if isinstance(error, PermissionDenied) and error.missing:
             raise PermissionDenied(
                 EACCES,
-                f"{call}: {reason.removeprefix(f'{call}: ')}; both ends read and write {name!r} "
-                f"and {Names(name).host!r}{_ASK}, who may call broker.chmod() with 0o666 for each "
-                f"of the two (0o660 for their group alone)",
+                f"{call}: this user may not {error.missing} region {error.region!r}; both ends "
+                f"read and write {name!r} and {Names(name).host!r}; ask its owner, who may call "
+                f"broker.chmod() with 0o666 for each of the two (0o660 for their group alone)",
+                missing=error.missing,
+                region=error.region,
             ) from error
         if not str(error).startswith(call):
             error.add_note(f"{call}: this was for the name {name!r}")
@@ -339,7 +338,10 @@ class Named:
         """Raise PermissionDenied if this user may only read a region."""
         if region.readonly:
             raise PermissionDenied(
-                EACCES, f"{self.call}: this user may only read region {region.name!r}{_ASK}"
+                EACCES,
+                f"{self.call}: this user may only read region {region.name!r}",
+                missing="write",
+                region=region.name,
             )
 
     def opened(self) -> tuple[BrokerRegion, BrokerRegion]:

@@ -486,4 +486,14 @@ REPLIES: Frames = {
         {"error": "NotFound", "message": "get: there is no region of the name 'a'", "id": 1},
         "83a2696401a56572726f72a84e6f74466f756e64a76d657373616765d9276765743a207468657265206973206e6f20726567696f6e206f6620746865206e616d6520276127",
     ),
+    "refusal for want of a right": (
+        {
+            "error": "PermissionDenied",
+            "message": "delete: no",
+            "missing": "write",
+            "name": "a",
+            "id": 1,
+        },
+        "85a2696401a56572726f72b05065726d697373696f6e44656e696564a76d657373616765aa64656c6574653a206e6fa76d697373696e67a57772697465a46e616d65a161",
+    ),
 }

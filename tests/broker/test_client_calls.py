@@ -212,6 +212,15 @@ class TestRefusal:
         with pytest.raises(TypeError, match="put: an array of structures"):
             run(arrays.put, Recorder(), "a", np.zeros(2, "i4,f4"))
 
+    def test_of_a_call_inside_keeps_what_is_missing(self):
+        refusal = replies.Refusal(1, "PermissionDenied", "stat: no", "read", "a")
+        with (
+            pytest.raises(gdrpy.PermissionDenied, match="save: no") as caught,
+            lookup.calling("save", "stat"),
+        ):
+            raise replies.error_of(refusal)
+        assert (caught.value.missing, caught.value.region) == ("read", "a")
+
 
 class TestList:
     def test_asks_for_pages_until_there_is_no_next_one(self):

@@ -35,6 +35,7 @@ KINDS = {
     "event": replies.Event,
     "event without a region": replies.Event,
     "refusal": replies.Refusal,
+    "refusal for want of a right": replies.Refusal,
 }
 
 decode_request = msgspec.msgpack.Decoder(requests.AnyRequest).decode
@@ -89,6 +90,12 @@ class TestRefusal:
         assert received.id == 7
         assert type(error_of(received)) is kind
         assert "get: no" in str(error_of(received))
+
+    def test_carries_the_right_that_is_missing(self):
+        sent = gdrpy.PermissionDenied(errno.EACCES, "get: no", missing="write", region="a")
+        packet = replies.encode(refusal(sent, 7))
+        received = error_of(replies.decode(requests.Get, replies.Grant, packet))
+        assert (str(received), received.missing, received.region) == (str(sent), "write", "a")
 
     def test_keeps_no_frame_of_those_who_asked(self):
         packet = replies.encode(refusal(gdrpy.NotFound("get: no"), 7))

@@ -584,24 +584,37 @@ class TestRefusal:
                 client.allocate("refusal/secret", mode=0o600)
                 client.allocate("refusal/known", mode=0o644)
 
-        def other() -> list[str]:
+        def other() -> list[tuple[Any, ...]]:
             with broker.client() as client:
                 asked = {"readonly": True, "gpu": False}
                 secret = client.call("get", name="refusal/secret", **asked)
                 known = client.call("delete", name="refusal/known")
                 number = client.ok("stat", name="refusal/known")["region"]
                 owned = client.call("change", region=number, mode=0o666)
-                return [str(reply["message"]) for reply in (secret, known, owned)]
+                fields = ("missing", "name", "message")
+                return [tuple(map(reply.get, fields)) for reply in (secret, known, owned)]
 
         as_user("owner", owner)
         assert as_user("other", other) == [
-            "get: user 40004 may not read region 'refusal/secret'; ask its owner, who may call "
-            "broker.chmod('refusal/secret', 0o644)",
-            "delete: user 40004 may not write region 'refusal/known': it belongs to user 40001, "
-            "group 40100, mode 0644; ask its owner, who may call "
-            "broker.chmod('refusal/known', 0o666)",
-            "chmod: region 'refusal/known' does not belong to user 40004: it belongs to user "
-            "40001, group 40100, mode 0644; ask its owner to do it",
+            (
+                "read",
+                "refusal/secret",
+                "get: user 40004 may not read region 'refusal/secret'; ask its owner, who may call "
+                "broker.chmod('refusal/secret', 0o644)",
+            ),
+            (
+                "write",
+                "refusal/known",
+                "delete: user 40004 may not write region 'refusal/known': it belongs to user "
+                "40001, group 40100, mode 0644; ask its owner, who may call "
+                "broker.chmod('refusal/known', 0o666)",
+            ),
+            (
+                "own",
+                "refusal/known",
+                "chmod: region 'refusal/known' does not belong to user 40004: it belongs to user "
+                "40001, group 40100, mode 0644; ask its owner to do it",
+            ),
         ]
 
     @pytest.mark.parametrize(

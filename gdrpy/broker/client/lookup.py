@@ -65,7 +65,9 @@ def calling(call: str, *inner: str) -> Iterator[None]:
     except (NotFound, PermissionDenied, Timeout, TypeError, ValueError) as error:
         match error.args:
             case [*number, str(words)] if (found := words.partition(": "))[0] in inner:
-                raise type(error)(*number, f"{call}: {found[2]}") from None
+                renamed = type(error)(*number, f"{call}: {found[2]}")
+                vars(renamed).update(vars(error))
+                raise renamed from None
         raise
 
 

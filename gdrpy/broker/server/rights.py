@@ -159,7 +159,7 @@ def require(who: Identity, region: Any, wanted: int, call: str) -> None:
         if region.name is not None:
             mode = _helpful_mode(who, region, wanted)
             remedy += f", who may call broker.chmod({region.name!r}, {mode:#o})"
-        raise _denied(reason, who, region, remedy)
+        raise _denied(reason, who, region, _WORDS[wanted], remedy)
 
 
 def owns(who: Identity, region: Any) -> bool:
@@ -171,11 +171,13 @@ def require_owner(who: Identity, region: Any, call: str) -> None:
     """Raise PermissionDenied unless ``who`` owns the region."""
     if not owns(who, region):
         reason = f"{call}: {region} does not belong to user {who.uid}"
-        raise _denied(reason, who, region, "ask its owner to do it")
+        raise _denied(reason, who, region, "own", "ask its owner to do it")
 
 
-def _denied(reason: str, who: Identity, region: Any, remedy: str) -> PermissionDenied:
+def _denied(reason: str, who: Identity, region: Any, missing: str, remedy: str) -> PermissionDenied:
     """A refusal, which describes the region only if ``who`` may see it in a list."""
     if _may_see(who, region):
         reason += f": it belongs to user {region.uid}, group {region.gid}, mode {region.mode:04o}"
-    return PermissionDenied(errno.EACCES, f"{reason}; {remedy}")
+    return PermissionDenied(
+        errno.EACCES, f"{reason}; {remedy}", missing=missing, region=region.name
+    )

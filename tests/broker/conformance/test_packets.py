@@ -46,6 +46,12 @@ class TestRefusal:
         refused = refusal(start_client(path).delete, "a")
         assert (refused.name, refused.text) == ("ProtocolError", "so")
 
+    def test_that_names_the_right_that_is_missing_is_told(self, start_client, fake):
+        told = {"missing": "write", "name": "a"}
+        path = fake(once("delete", error="PermissionDenied", message="delete: no", **told))
+        refused = refusal(start_client(path).delete, "a")
+        assert (refused.name, "delete: no" in refused.text) == ("PermissionDenied", True)
+
     def test_of_the_connection_is_told(self, start_client, fake):
         def refuse(peer):
             peer.take("hello")
@@ -124,6 +130,7 @@ CALLS = {
     "stat": ("stat", "a"),
     "done": ("delete", "a"),
     "refusal": ("list", ""),
+    "refusal for want of a right": ("delete", "a"),
 }
 #: What begins a value that a message has no room for, or no value at all.
 HEADS = (0xC1, 0xC6, 0xC9, 0xDB, 0xDD, 0xDF, 0x80, 0xFF)

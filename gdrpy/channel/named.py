@@ -212,11 +212,6 @@ def as_seconds(call: str, name: str, value: Any) -> float | None:
     return float(value)
 
 
-def own_connection(broker: Broker) -> Broker:
-    """Another connection to the same broker."""
-    return type(broker)(broker._separate(), broker._make_transport)
-
-
 class Named:
     """An end of a named ring: its regions, and a thread that hears of the other ends.
 
@@ -239,7 +234,8 @@ class Named:
         self._until = time.monotonic() + (self._wait or 0.0)
         #: Of the one thread that closes it; never released.
         self._closing = threading.Lock()
-        self.broker = own_connection(as_broker(call, broker))
+        shared = as_broker(call, broker)
+        self.broker = type(shared)(shared._separate(), shared._make_transport)
         self.undo = Undo()
         self.undo.callback(self.broker.close)
         self._closed = False

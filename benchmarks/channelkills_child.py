@@ -51,7 +51,7 @@ def produce(socket: str) -> None:
             try:
                 channel.push_many(records(channel.pushed, choice.randrange(1, 300)))
             except gdrpy.Closed:  # the kernel's process is gone: another one takes over
-                time.sleep(0.001)
+                channel.wait_for_kernel(PATIENCE)
 
 
 def compiled() -> bytes:
@@ -105,7 +105,7 @@ def consume(socket: str) -> None:
     with gdrpy.connect(socket) as broker, cuda.context(0):
         end = KernelEnd(broker, NAME, wait=PATIENCE)
         found, image = broker.get(FOUND), compiled()
-        while end.wait(PATIENCE):
+        while end.wait(PATIENCE, new=True):
             has_ended = launch(end, found, image)
             while not has_ended():
                 time.sleep(0.0005)

@@ -106,10 +106,12 @@ class KernelEnd(End):
             self._descriptor: Region = undo.keep(alloc(4096, device))
             self._descriptor.write(self._ring._descriptor())
             self._device = device
-            self._look(set())
-            self._ring._begin(self._caller)
+            self._ring._begin(0)  # before the CPU's end, told of this one, looks at the ring
             named.tell()
             named.watch(self)
+            with self._condition:
+                self._ring._begin(self._caller)
+                self._ended = False  # the thread may have looked meanwhile; no kernel has
             undo.forget()
 
     @property

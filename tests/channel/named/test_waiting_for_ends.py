@@ -11,7 +11,7 @@ import pytest
 from ringchildren import GONE, SOON, until, until_closed, word
 
 import gdrpy
-from gdrpy.channel import KernelEnd
+from gdrpy.channel import KernelEnd, named
 
 
 class TestWaitForKernel:
@@ -109,3 +109,61 @@ class TestFinished:
                 end.wait(0.01)
             make(16, broker=broker, name="ring").close()
             assert end.wait(SOON) is False
+
+
+class TestKernelEndThatIsMade:
+    """CPU's ends come and go while it is made."""
+
+    @pytest.fixture(params=[(named.Named, "tell"), (KernelEnd, "_note")], ids=["before", "amid"])
+    def at_a_look(self, request, memory):
+        """Has something done before the next kernel's end looks, or before it notes what it saw."""
+        owner, name = request.param
+        going_on = getattr(owner, name)
+
+        def have_done(do) -> None:
+            def doing(*arguments) -> None:
+                patched.undo()
+                do()
+                going_on(*arguments)
+
+            patched.setattr(owner, name, doing)
+
+        with pytest.MonkeyPatch.context() as patched:
+            yield have_done
+
+    def test_tells_kernels_of_one_that_goes(self, broker, channel, at_a_look):
+        channel.push(word(1))
+        at_a_look(channel.close)
+        with KernelEnd(broker, "ring") as end:
+            reader = end.reader()
+            assert [reader.pop(SOON), reader.pop(SOON)] == [word(1), None]
+            assert end.wait(SOON) is False
+
+    def test_finds_one_that_comes(self, broker, channel, at_a_look):
+        channel.close()
+        made = []
+        at_a_look(lambda: made.append(gdrpy.Channel(16, 8, broker=broker, name="ring")))
+        with KernelEnd(broker, "ring") as end:
+            assert end.wait(SOON)
+            (other,) = made
+            other.wait_for_kernel(SOON)
+            other.push(word(1), SOON)
+            assert end.reader().pop(SOON) == word(1)
+
+    def test_takes_up_one_that_follows_another(self, broker, link, at_a_look):
+        made = []
+
+        def follow() -> None:
+            link.close()
+            made.append(gdrpy.Link(16, capacity=4, broker=broker, name="ring"))
+
+        at_a_look(follow)
+        with KernelEnd(broker, "ring") as end:
+            assert end.wait(SOON)
+            (other,) = made
+            answer = other.submit(word(1), SOON)
+            server = end.server()
+            assert server.pop(SOON) == word(1)
+            server.answer(0, word(2))
+            assert answer.result(SOON) == word(2)
+            del server

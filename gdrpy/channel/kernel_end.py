@@ -13,7 +13,7 @@ from gdrpy._core._mapping import Undo
 from gdrpy.channel.channel import ChannelReader
 from gdrpy.channel.inbox import InboxWriter
 from gdrpy.channel.link import LinkServer
-from gdrpy.channel.named import KERNEL_END, Layout, Listed, Named, as_seconds, naming
+from gdrpy.channel.named import KERNEL_END, Layout, Listed, Named, as_seconds
 from gdrpy.channel.ring import End, only
 from gdrpy.errors import Closed, Forked, InvalidRequest, Timeout
 from gdrpy.memory.page_locked import lock_pages
@@ -86,11 +86,10 @@ class KernelEnd(End):
         #: Whether kernels are told of an end: until wait() finds that there is work.
         self._ended = False
         self._stand_in: weakref.ref[Any] | None = None
-        with Undo() as undo, naming(call, name):
+        with Undo() as undo, named.naming():
             undo.callback(named.close)
-            with named.broker.get(name, gpu=False, cpu=False, wait=wait) as memory:
-                named.require_ring(memory)
-            named.enter(named.names.kernel, "a kernel's end")
+            named.require_ring(wait)
+            named.enter(named.kernel_name, "a kernel's end")
             # Not closed if this raises: they go with the ring and the mapping, which use them.
             memory, host = named.opened()
             named.hold(memory, host)
@@ -107,7 +106,6 @@ class KernelEnd(End):
             self._descriptor.write(self._ring._descriptor())
             self._device = device
             self._ring._begin(0)  # before the CPU's end, told of this one, looks at the ring
-            named.tell()
             named.watch(self)
             with self._condition:
                 self._ring._begin(self._caller)
@@ -121,7 +119,7 @@ class KernelEnd(End):
     @property
     def name(self) -> str:
         """The name."""
-        return self._named.names.memory
+        return self._named.name
 
     @property
     def kind(self) -> str:
@@ -188,7 +186,7 @@ class KernelEnd(End):
                 if self._finished and not new:
                     return False
                 left = None if until is None else max(0.0, until - time.monotonic())
-                if not self._condition.wait(left and min(left, threading.TIMEOUT_MAX)):
+                if not self._condition.wait(left):
                     raise Timeout(
                         f"{call}: {self.name!r} has no CPU's end, and none came within {timeout} s"
                     )

@@ -144,26 +144,6 @@ def _an(layout: Layout) -> str:
     return f"{'an' if layout.kind == 'Inbox' else 'a'} {layout}"
 
 
-class Names:
-    """The names of a ring's regions."""
-
-    def __init__(self, name: str) -> None:
-        self.memory = name
-        self.prefix = f"{name}/"
-        self.host = f"{name}/host"
-        self.kernel = f"{name}/kernel"
-        self.cpu = f"{name}/cpu"
-
-    @property
-    def both(self) -> list[str]:
-        """Those of the memory."""
-        return [self.memory, self.host]
-
-    def is_cpu(self, name: str) -> bool:
-        """Whether a name is that of a CPU's end: of the only one, or of one of several."""
-        return ring_of(name) == self.memory and name.startswith(self.cpu)
-
-
 class Listed(NamedTuple):
     """The numbers of the ends of a ring that are ready, and of all its regions."""
 
@@ -172,44 +152,23 @@ class Listed(NamedTuple):
     numbers: set[int]
 
 
-@contextmanager
-def naming(call: str, name: str) -> Iterator[None]:
-    """Have errors of the broker's calls tell what they were made for."""
-    try:
-        yield
-    except Error as error:
-        if isinstance(error, PermissionDenied) and error.missing:
-            raise PermissionDenied(
-                EACCES,
-                f"{call}: this user may not {error.missing} region {error.region!r}; both ends "
-                f"read and write {name!r} and {Names(name).host!r}; ask its owner, who may call "
-                f"broker.chmod() with 0o666 for each of the two (0o660 for their group alone)",
-                missing=error.missing,
-                region=error.region,
-            ) from error
-        if not str(error).startswith(call):
-            error.add_note(f"{call}: this was for the name {name!r}")
-        raise
-
-
-def as_broker(call: str, broker: Any) -> Broker:
+def as_broker(call: str, broker: Broker) -> Broker:
     """A broker of the blocking client. Raises TypeError."""
     if not hasattr(broker, "_ask_now"):
         raise TypeError(
             f"{call}: broker must be a gdrpy.Broker, of gdrpy.connect(), not a "
             f"{type(broker).__module__}.{type(broker).__qualname__}"
         )
-    found: Broker = broker
-    return found
+    return broker
 
 
 def as_seconds(call: str, name: str, value: Any) -> float | None:
-    """Seconds to wait, or None. Raises ValueError."""
+    """Seconds to wait, at most as many as a thread can, or None. Raises ValueError."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
         raise ValueError(f"{call}: {name} must be seconds >= 0 or None, not {value!r}")
-    return float(value)
+    return float(min(value, threading.TIMEOUT_MAX))
 
 
 class Named:
@@ -218,7 +177,6 @@ class Named:
     ``number`` is that of the region that stands for it: the broker gives no number twice.
     """
 
-    _closed = True  # until it is made
     _thread: threading.Thread | None = None
 
     def __init__(self, call: str, broker: Any, name: str, wait: Any) -> None:
@@ -228,7 +186,10 @@ class Named:
                 f"{call}: the name of a ring has {_NAME_LIMIT} bytes at most, not "
                 f"{len(name.encode())}: {name!r:.40}"
             )
-        self.names = Names(name)
+        self.name, self.prefix = name, f"{name}/"
+        self.host_name = f"{name}/host"
+        self.kernel_name = f"{name}/kernel"
+        self.cpu_name = f"{name}/cpu"  # which those of producers begin with
         self._pid = os.getpid()
         self._wait = as_seconds(call, "wait", wait)
         self._until = time.monotonic() + (self._wait or 0.0)
@@ -240,9 +201,48 @@ class Named:
         self.undo.callback(self.broker.close)
         self._closed = False
 
+    @contextmanager
+    def naming(self) -> Iterator[None]:
+        """Have errors of the broker's calls tell what they were made for."""
+        try:
+            yield
+        except Error as error:
+            if isinstance(error, PermissionDenied) and error.missing:
+                raise PermissionDenied(
+                    EACCES,
+                    f"{self.call}: this user may not {error.missing} region {error.region!r}; both "
+                    f"ends read and write {self.name!r} and {self.host_name!r}; ask its owner, who "
+                    f"may call broker.chmod() with 0o666 for each of the two (0o660 for their "
+                    f"group alone)",
+                    missing=error.missing,
+                    region=error.region,
+                ) from error
+            if not str(error).startswith(self.call):
+                error.add_note(f"{self.call}: this was for the name {self.name!r}")
+            raise
+
+    def require_ring(self, wait: float | None = None) -> None:
+        """Raise NotFound, InvalidRequest or PermissionDenied unless there is a ring to be used.
+
+        It waits for the name for ``wait`` seconds.
+        """
+        with self.broker.get(self.name, gpu=False, cpu=False, wait=wait) as memory:
+            if memory.metadata.get("format") != FORMAT:
+                raise _no_ring(self.call, self.name)
+            self._require_write(memory)
+
+    def _require_write(self, region: BrokerRegion) -> None:
+        """Raise PermissionDenied if this user may only read a region."""
+        if region.readonly:
+            raise PermissionDenied(
+                EACCES,
+                f"{self.call}: this user may only read region {region.name!r}",
+                missing="write",
+                region=region.name,
+            )
+
     def enter(self, name: str, what: str) -> None:
         """Take the place of an end, once it is free. Raises InvalidRequest, Timeout."""
-        call = self.call
         while True:
             try:
                 place = self.broker.allocate(name, 1, "cpu", mode=_SEEN, grace=0)
@@ -251,13 +251,13 @@ class Named:
                 holder = self._holder(name)
                 if holder is None:
                     raise
-                reason = f"{self.names.memory!r} has {what}, {holder}, and only one is allowed"
+                reason = f"{self.name!r} has {what}, {holder}, and only one is allowed"
                 if self._wait is None:
                     raise InvalidRequest(
-                        f"{call}: {reason}: close that one, or wait for its end by wait="
+                        f"{self.call}: {reason}: close that one, or wait for its end by wait="
                     ) from error
                 if time.monotonic() >= self._until:
-                    raise Timeout(f"{call}: waited {self._wait:g} s, and {reason}") from error
+                    raise Timeout(f"{self.call}: waited {self._wait:g} s, and {reason}") from error
             self._await_change()
         self.undo.callback(_leave, self.broker, place)
         self.place, self.number = place, place.id
@@ -277,19 +277,22 @@ class Named:
     def _await_change(self) -> None:
         """Wait until something happens to the ends, or time is over."""
         left = max(0.0, min(self._until - time.monotonic(), _PAUSE))
-        with self.broker.watch(self.names.prefix, left) as watch, suppress(Timeout):
+        with self.broker.watch(self.prefix, left) as watch, suppress(Timeout):
             next(watch)
 
     def watch(self, hearer: Hearer) -> None:
-        """Have ``hearer`` look now and, told by a thread, whenever an end may have come or gone."""
+        """Tell the other ends that this one is ready; then have ``hearer`` look now, and whenever
+        an end may have come or gone, by a thread.
+        """
+        self.place.seal()
         with Undo() as undo:
             # Begun here: the thread, which may run late, then hears of all ends from now on.
-            watch = undo.keep(self.broker.watch(self.names.prefix, 0.0))
+            watch = undo.keep(self.broker.watch(self.prefix, 0.0))
             hearer._look(set())
             # The thread tries again by itself.
             self.broker._connection.reconnect = watch._connection.reconnect = 0
             self._waker = Descriptor.opened(os.eventfd, 0)
-            arguments = (self.broker, self.names.prefix, watch, self._waker, weakref.ref(hearer))
+            arguments = (self.broker, self.prefix, watch, self._waker, weakref.ref(hearer))
             thread = threading.Thread(target=_hear, args=arguments, name="gdrpy-ring", daemon=True)
             try:
                 thread.start()
@@ -305,66 +308,45 @@ class Named:
         """Have the thread end."""
         os.eventfd_write(self._waker.fileno(), 1)
 
-    def tell(self) -> None:
-        """Tell the other ends that this one is ready."""
-        self.place.seal()
-
     def listed(self) -> Listed | None:
         """The ends that there are; None if the ring or this end is lost."""
-        names, kernel, cpu, numbers, same = self.names, None, set(), set(), False
-        for info in self.broker.list(names.prefix):
-            name, number = str(info.name), info.region
-            numbers.add(number)
-            same |= name == names.host and number == self._host_id
-            ready = info.sealed and info.grace == 0  # else another region has taken the name
-            if name == names.kernel and ready:
-                kernel = number
-            elif names.is_cpu(name) and ready:
-                cpu.add(number)
-        here = self._closed or self.number in numbers
+        regions = {str(info.name): info for info in self.broker.list(self.prefix)}
+        numbers = {name: info.region for name, info in regions.items()}
         try:
-            same &= self.broker.stat(names.memory).region == self._memory_id
+            memory = self.broker.stat(self.name).region
         except (NotFound, PermissionDenied):
             return None
-        if not same or not here or self.broker.life != self._life:
+        if (memory, numbers.get(self.host_name), self.broker.life) != self._held:
             return None
-        return Listed(kernel, cpu, numbers)
-
-    def require_write(self, region: BrokerRegion) -> None:
-        """Raise PermissionDenied if this user may only read a region."""
-        if region.readonly:
-            raise PermissionDenied(
-                EACCES,
-                f"{self.call}: this user may only read region {region.name!r}",
-                missing="write",
-                region=region.name,
-            )
+        if not self._closed and self.number not in numbers.values():
+            return None
+        ends = {  # but for other regions that have taken their names
+            name: info.region
+            for name, info in regions.items()
+            if info.sealed and info.grace == 0 and ring_of(name) == self.name
+        }
+        cpu = {number for name, number in ends.items() if name.startswith(self.cpu_name)}
+        return Listed(ends.get(self.kernel_name), cpu, set(numbers.values()))
 
     def opened(self) -> tuple[BrokerRegion, BrokerRegion]:
         """The memory of a ring that is there. Raises InvalidRequest if a part is missing."""
         try:
-            memory, host = self.broker.get_many(self.names.both)
+            memory, host = self.broker.get_many([self.name, self.host_name])
         except NotFound as error:
-            if repr(self.names.host) not in str(error):
+            if repr(self.host_name) not in str(error):
                 raise
             raise InvalidRequest(
-                f"{self.call}: region {self.names.memory!r} exists without the other memory of a "
-                f"ring: delete it by gdrpy.channel.delete()"
+                f"{self.call}: region {self.name!r} exists without the other memory of a ring: "
+                f"delete it by gdrpy.channel.delete()"
             ) from error
         return memory, host
 
-    def require_ring(self, memory: BrokerRegion) -> None:
-        """Raise InvalidRequest or PermissionDenied if memory is not a ring's that may be used."""
-        if memory.metadata.get("format") != FORMAT:
-            raise _no_ring(self.call, memory.name)
-        self.require_write(memory)
-
     def hold(self, memory: BrokerRegion, host: BrokerRegion) -> None:
         """Note the memory, of this life of the broker. Raises PermissionDenied."""
-        self.require_write(memory)
-        self.require_write(host)
+        self._require_write(memory)
+        self._require_write(host)
         self.memory, self.host = memory, host
-        self._memory_id, self._host_id, self._life = memory.id, host.id, self.broker.life
+        self._held = memory.id, host.id, self.broker.life
 
     @property
     def closed(self) -> bool:
@@ -487,20 +469,16 @@ class CpuEnd(Named):
         self._failure: Exception | None = None
         #: Of these, and of the state of the ring.
         self._changed = threading.Condition()
-        try:
-            with naming(call, name):
-                # Before it takes a place, which is refused in other words.
-                with suppress(NotFound), self.broker.get(name, gpu=False, cpu=False) as memory:
-                    self.require_write(memory)
-                if call == "Channel":
-                    self.enter(f"{self.names.cpu}.{secrets.token_hex(_DIGITS)}", "a producer")
-                else:
-                    self.enter(self.names.cpu, "a CPU's end")
-                self.hold(*self._regions(device, mode))
-        except BaseException:
-            self._closed = True
-            self.undo.close()
-            raise
+        with Undo() as undo, self.naming():
+            undo.callback(self.close)
+            with suppress(NotFound):  # before it takes a place, which is refused in other words
+                self.require_ring()
+            if call == "Channel":
+                self.enter(f"{self.cpu_name}.{secrets.token_hex(_DIGITS)}", "a producer")
+            else:
+                self.enter(self.cpu_name, "a CPU's end")
+            self.hold(*self._regions(device, mode))
+            undo.forget()
 
     def _regions(self, device: Any, mode: int) -> tuple[BrokerRegion, BrokerRegion]:
         """The memory, made if it is missing, all of it zeros."""
@@ -513,22 +491,22 @@ class CpuEnd(Named):
                     return made
 
     def _found(self) -> tuple[BrokerRegion, BrokerRegion]:
-        memory, host = self.broker.get_many(self.names.both, gpu=False)
+        memory, host = self.broker.get_many([self.name, self.host_name], gpu=False)
         found = Layout.of(self.call, memory, host)
         if found != self.layout:
             raise SizeMismatch(
-                f"{self.call}: {self.names.memory!r} exists as {_an(found)}, and "
-                f"{_an(self.layout)} was asked for: ask for what exists, or take another name"
+                f"{self.call}: {self.name!r} exists as {_an(found)}, and {_an(self.layout)} was "
+                f"asked for: ask for what exists, or take another name"
             )
         return memory, host
 
     def _made(self, device: Any, mode: int) -> tuple[BrokerRegion, BrokerRegion] | None:
         """Make the memory; None if another process did meanwhile."""
-        layout, names = self.layout, self.names
+        layout, names = self.layout, [self.name, self.host_name]
         with Undo() as undo:
             options: dict[str, Any] = {"mode": mode, "metadata": layout.metadata, "gpu": False}
-            memory = undo.keep(self.broker.create(names.memory, layout.nbytes, device, **options))
-            host = undo.keep(self.broker.create(names.host, layout.host_nbytes, "cpu", **options))
+            memory = undo.keep(self.broker.create(names[0], layout.nbytes, device, **options))
+            host = undo.keep(self.broker.create(names[1], layout.host_nbytes, "cpu", **options))
             zeros = bytes(min(_CHUNK, layout.nbytes))
             for offset in range(0, layout.nbytes, _CHUNK):
                 memory.cpu.write(zeros[: layout.nbytes - offset], offset)
@@ -537,11 +515,11 @@ class CpuEnd(Named):
                 undo.forget()
                 return memory, host
         if any(versions):
-            there = names.both[versions.index(0)]
-            self.broker.delete(names.both[1 - versions.index(0)])
+            there = versions.index(0)
+            self.broker.delete(names[1 - there])
             raise InvalidRequest(
-                f"{self.call}: region {there!r} exists without the other memory of a ring: delete "
-                f"it, or take another name"
+                f"{self.call}: region {names[there]!r} exists without the other memory of a ring: "
+                f"delete it, or take another name"
             )
         return None
 
@@ -553,14 +531,13 @@ class CpuEnd(Named):
     def refuse(self, what: str) -> NoReturn:
         """Refuse what only the kernel's end has."""
         raise MissingView(
-            f"{self.call}.{what}: this is the CPU's end of {self.names.memory!r}: the other end, a "
+            f"{self.call}.{what}: this is the CPU's end of {self.name!r}: the other end, a "
             f"gdrpy.channel.KernelEnd, has it"
         )
 
     def begin(self, ring: Any) -> None:
         """Look after ``ring``, which has been made by the arguments, until it is gone."""
         self._ring = weakref.ref(ring)
-        self.tell()
         self.watch(self)
 
     def _look(self, ready: set[str]) -> None:
@@ -580,16 +557,13 @@ class CpuEnd(Named):
                 ring._set_state(LOST, 0, None)
                 self._lost = "it was deleted, or the broker lost its state"
             else:
-                self._note(ring, found.kernel, reserved, ready)
+                self._had_kernel |= found.kernel is not None or self.kernel_name in ready
+                if found.kernel is None:
+                    ring._set_state(GONE if self._had_kernel else OPEN, reserved, None)
+                elif found.kernel != self._kernel:
+                    ring._set_state(OPEN, 0, None)
+                self._kernel = found.kernel
             self._changed.notify_all()
-
-    def _note(self, ring: Any, kernel: int | None, reserved: int, ready: set[str]) -> None:
-        self._had_kernel |= kernel is not None or self.names.kernel in ready
-        if kernel is None:
-            ring._set_state(GONE if self._had_kernel else OPEN, reserved, None)
-        elif kernel != self._kernel:
-            ring._set_state(OPEN, 0, None)
-        self._kernel = kernel
 
     def _fail(self, error: Exception) -> None:
         """Have calls raise Closed because of an error."""
@@ -605,23 +579,21 @@ class CpuEnd(Named):
         """Wait until there is a kernel's end: see Ring.wait_for_kernel()."""
         call = f"{self.call}.wait_for_kernel"
         seconds = as_seconds(call, "timeout", timeout)
-        until = None if seconds is None else time.monotonic() + seconds
+
+        def is_there() -> bool:
+            if self._pid != os.getpid():
+                raise Forked(f"{call}: this {self.call} belongs to the parent process")
+            if self._closed:
+                raise Closed(f"{call}: this end is closed: open another")
+            if self._lost:
+                raise Closed(f"{call}: {self._lost}: open this end again") from self._failure
+            return self._kernel is not None
+
         with self._changed:
-            while True:
-                if self._pid != os.getpid():
-                    raise Forked(f"{call}: this {self.call} belongs to the parent process")
-                if self._closed:
-                    raise Closed(f"{call}: this end is closed: open another")
-                if self._lost:
-                    raise Closed(f"{call}: {self._lost}: open this end again") from self._failure
-                if self._kernel is not None:
-                    return
-                left = None if until is None else max(0.0, until - time.monotonic())
-                if not self._changed.wait(left and min(left, threading.TIMEOUT_MAX)):
-                    raise Timeout(
-                        f"{call}: {self.names.memory!r} has no kernel's end, and none came within "
-                        f"{timeout} s"
-                    )
+            if not self._changed.wait_for(is_there, seconds):
+                raise Timeout(
+                    f"{call}: {self.name!r} has no kernel's end, and none came within {timeout} s"
+                )
 
     def close(self) -> None:
         super().close()
@@ -633,7 +605,7 @@ class CpuEnd(Named):
         return self.call != "Inbox" and ring is not None and ring._awaited
 
     def __repr__(self) -> str:
-        return f"{self.names.memory!r} of the broker at {self.broker.socket}"
+        return f"{self.name!r} of the broker at {self.broker.socket}"
 
 
 def delete(broker: Broker, name: str) -> None:
@@ -643,9 +615,8 @@ def delete(broker: Broker, name: str) -> None:
     lost the other. Raises NotFound, InvalidRequest (it is another region's name), PermissionDenied,
     BrokerUnavailable.
     """
-    names = Names(name)
     client, there = as_broker("delete", broker), []
-    for each in (names.host, names.memory):
+    for each in (f"{name}/host", name):
         with suppress(NotFound), calling("delete", "stat"):
             there.append(client.stat(each))
     for told in there:

@@ -144,7 +144,7 @@ class Ring(End):
     @property
     def name(self) -> str | None:
         """The name that other processes find it by."""
-        return None if self._named is None else self._named.names.memory
+        return None if self._named is None else self._named.name
 
     def wait_for_kernel(self, timeout: float | None = None) -> None:
         """Wait until a named one has a kernel's end, as after a call that raised Closed.

@@ -114,7 +114,7 @@ class TestFinished:
 class TestKernelEndThatIsMade:
     """CPU's ends come and go while it is made."""
 
-    @pytest.fixture(params=[(named.Named, "tell"), (KernelEnd, "_note")], ids=["before", "amid"])
+    @pytest.fixture(params=[(named.Named, "watch"), (KernelEnd, "_note")], ids=["before", "amid"])
     def at_a_look(self, request, memory):
         """Has something done before the next kernel's end looks, or before it notes what it saw."""
         owner, name = request.param

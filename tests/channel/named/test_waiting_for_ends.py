@@ -30,6 +30,7 @@ class TestWaitForKernel:
     def test_lets_the_next_push_succeed(self, broker, channel):
         with KernelEnd(broker, "ring"):
             channel.wait_for_kernel(SOON)
+            channel.push(word(0))  # for the next end's reader, however soon this end is gone
         assert GONE in until_closed(lambda: channel.push(word(1), 0))
         with KernelEnd(broker, "ring") as end:
             channel.wait_for_kernel(SOON)

@@ -58,6 +58,13 @@ class SlotWriter
 	{
 	}
 
+	/* Has the compiler find the place of a record now, and not first when it is stored. */
+	__device__ void prepare(unsigned long long number) const
+	{
+		asm volatile("" ::"l"(gdr_slot_address(&slots_, number, 0)),
+			     "l"(gdr_slot_stamp(&slots_, number)));
+	}
+
 	/*
 	 * Stores 8 bytes of a record, all of whose bytes must be stored, by any threads. Quickest
 	 * if threads of a warp store adjacent parts at once.
@@ -66,8 +73,8 @@ class SlotWriter
 	{
 		unsigned long long stamp = gdr_slot_stamp(&slots_, number);
 
-		gdr_store_pair(gdr_slot_address(&slots_, number, 0) + part * 16ull,
-			       stamp | value.x, stamp | value.y);
+		gdr_store_pair(gdr_slot_address(&slots_, number, 0) + part * 16ull, stamp | value.x,
+			       stamp | value.y);
 	}
 
 	/* Stores 16 bytes of a record, all of whose bytes must be stored, by any threads. */
@@ -530,6 +537,7 @@ class LinkServer
 	 */
 	template <class T> __device__ bool next(T &request) const
 	{
+		answers_.prepare(popped_);
 		for (;;) {
 			Slot<T> slot;
 			int found = gdr_link_look(&link_, popped_, slot.pieces, slot.words);
@@ -555,6 +563,7 @@ class LinkServer
 		unsigned long long words[2] = {stamp, stamp};
 		bool mine = lane() < record_nbytes() / 8;
 
+		answers_.prepare(popped_);
 		for (;;) {
 			unsigned long long end = gdr_load(link_.end);
 

@@ -22,6 +22,7 @@ IN_PYTHON = "Link.call"
 IN_C = "the same in C"
 IN_PYTHON_BY_WARP = "Link.call, answered by a warp"
 IN_C_BY_WARP = "the same in C, answered by a warp"
+BY_WARP = (IN_PYTHON_BY_WARP, IN_C_BY_WARP)
 
 _RECORD = 64
 _COMPLEMENT = (1 << 8 * _RECORD) - 1
@@ -57,16 +58,20 @@ def run(session: Session) -> None:
     for turn in range(turns):
         for name, call in ways.items():
             session.step(f"{MODULE}: {name}, turn {turn + 1}")
-            by_warp = name in (IN_PYTHON_BY_WARP, IN_C_BY_WARP)
-            server = _thread() if cuda.simulated() else _kernel(by_warp)
+            server = _thread() if cuda.simulated() else _kernel(name in BY_WARP)
             with server as link, undisturbed():
                 samples[name] += call(link, warm_up + calls)[warm_up:]
-    answers = "a thread in C" if cuda.simulated() else "a resident kernel of one thread"
-    method = f"the clock is read around each call; {answers} answers by the complement"
-    session.keep_single_times(MODULE, OPERATION, dict.fromkeys(ways, method), samples)
+    session.keep_single_times(MODULE, OPERATION, {name: _method(name) for name in ways}, samples)
     for name, one in samples.items():
         late = Samples(one).percentile(99.9) / 1e3
         session.derive_figure(Figure(slowest_but_one_in_1000(name), late, "us"))
+
+
+def _method(way: str) -> str:
+    answers = f"a resident kernel of {'a warp' if way in BY_WARP else 'one thread'}"
+    if cuda.simulated():
+        answers = "a thread in C"
+    return f"the clock is read around each call; {answers} answers by the complement"
 
 
 def _call(link: gdrpy.Link, rounds: int) -> list[int]:

@@ -201,7 +201,16 @@ class TestMemoryOrder:
         assert (begin, end) == ("ld.acquire.sys.global.u64", "ld.relaxed.sys.global.u64")
         assert taken == "st.relaxed.sys.global.u64"
         words = ["ld.acquire.sys.global.v2.u64", "vote.sync.all.pred", "vote.sync.any.pred"]
-        assert rest == [*words, "bar.warp.sync", WORDS[0]]
+        assert rest == [*words, "bar.warp.sync", WORDS[0], "bar.warp.sync"]  # the last: at the end
+
+    def test_of_the_end_for_a_warp_is_a_barrier_before_one_thread_stops(self, tmp_path):
+        source = ONE.replace("TYPE", "gdr_link").replace("END", "gdrpy::LinkServer")
+        source = source.replace("uint4 value", "uint2 part")
+        call = "next_warp(part) ? (void)0 : end.stop()"
+        found = accesses(ptx_of(source.replace("CALL", call), tmp_path))
+        stopped = found.index("fence.acq_rel.sys")
+        votes = ["vote.sync.all.pred", "vote.sync.any.pred"]
+        assert found[stopped - 3 : stopped] == [*votes, "bar.warp.sync"]
 
     def test_of_a_request_of_64_bytes_needs_registers_alone(self, tmp_path):
         ptx = ptx_of(ECHO, tmp_path)

@@ -571,8 +571,10 @@ class LinkServer
 				gdr_load_pair_acquire(address, words);
 			if (__all_sync(~0u, !(((words[0] ^ stamp) | (words[1] ^ stamp)) >> 32)))
 				break;
-			if (__any_sync(~0u, end && popped_ >= end - 1))
+			if (__any_sync(~0u, end && popped_ >= end - 1)) {
+				__syncwarp(); /* stop() by one thread follows the answers of all */
 				return false;
+			}
 		}
 		__syncwarp();
 		part = make_uint2((unsigned int)words[0], (unsigned int)words[1]);

@@ -162,6 +162,11 @@ class TestMemoryOrder:
         assert set(found[12:-1]) <= set(WORDS)
         assert found[-1] == TOGETHER
 
+    def test_of_a_push_has_a_warp_wait_together_only_in_a_ring_for_two(self, tmp_path):
+        source = ONE.replace("TYPE", "gdr_inbox").replace("END", "gdrpy::InboxWriter")
+        ptx = ptx_of(source.replace("CALL", "push(value)"), tmp_path)
+        assert re.findall(r"setp\.gt\.u64\s+%p\d+, %rd\d+, (\d+);", ptx) == ["63"]
+
     def test_of_a_relaxed_push_is_the_same_without_the_fence(self, accesses_of):
         found = accesses_of("gdr_inbox", "InboxWriter", "push_relaxed(value)")
         assert found[: 1 + 9] == [RESERVE, *STORED]

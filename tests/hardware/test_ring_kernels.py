@@ -35,8 +35,8 @@ class TestKernel:
         assert found == {"records": 512_000, "wrong": 0, "out of order": 0}
 
     @pytest.mark.parametrize("compiler", ["nvrtc"], indirect=True)
-    @pytest.mark.parametrize("capacity", [1, 16])
-    def test_pushes_into_less_room_than_a_warp_takes(self, backend, compiler, capacity):
+    @pytest.mark.parametrize("capacity", [1, 16, 32])
+    def test_pushes_into_less_room_than_two_warps_take(self, backend, compiler, capacity):
         found = run(compiler, "inbox", capacity)
         assert found == {"records": 512_000, "wrong": 0, "out of order": 0}
 

@@ -267,7 +267,7 @@ class InboxWriter
 		int free = 0;
 
 		if (Parts<T>::by_warp && together.count == 32 &&
-		    record_nbytes() == 8 * Parts<T>::count && capacity() >= 32)
+		    record_nbytes() == 8 * Parts<T>::count && capacity() >= 64)
 			return push_warp(record, number);
 		/* No thread waits for the others before it has stored: they may need its slot. */
 		do {
@@ -321,8 +321,9 @@ class InboxWriter
 	};
 
 	/*
-	 * The same by a whole warp, for a capacity of 32 or more: adjacent threads store the parts
-	 * of one record at once, so that whole lines cross the bus, not 16 bytes of each.
+	 * The same by a whole warp: adjacent threads store the parts of one record at once, so that
+	 * whole lines cross the bus, not 16 bytes of each. All wait before one stores. The reader
+	 * tells of room by quarters of the ring, so it must have 64 slots or more, not only 32.
 	 */
 	template <class T> __device__ bool push_warp(const T &record, unsigned long long number)
 	{

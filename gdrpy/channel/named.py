@@ -579,10 +579,10 @@ class CpuEnd(Named):
         """Wait until there is a kernel's end: see Ring.wait_for_kernel()."""
         call = f"{self.call}.wait_for_kernel"
         seconds = as_seconds(call, "timeout", timeout)
+        if self._pid != os.getpid():  # where a lock may stay locked
+            raise Forked(f"{call}: this {self.call} belongs to the parent process")
 
         def is_there() -> bool:
-            if self._pid != os.getpid():
-                raise Forked(f"{call}: this {self.call} belongs to the parent process")
             if self._closed:
                 raise Closed(f"{call}: this end is closed: open another")
             if self._lost:
@@ -597,8 +597,9 @@ class CpuEnd(Named):
 
     def close(self) -> None:
         super().close()
-        with self._changed:
-            self._changed.notify_all()
+        if self._pid == os.getpid():
+            with self._changed:
+                self._changed.notify_all()
 
     def _is_awaited(self) -> bool:
         ring = self._ring()

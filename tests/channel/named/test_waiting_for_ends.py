@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from threading import Event
@@ -53,14 +54,28 @@ class TestWaitForKernel:
             with pytest.raises(gdrpy.Closed, match="wait_for_kernel: it was deleted, or the bro"):
                 waiting.result(SOON)
 
-    def test_of_a_forked_child_is_refused(self, channel):
-        pid = os.fork()
-        if pid == 0:
-            with suppress(gdrpy.Forked):
-                channel.wait_for_kernel(0)
-                os._exit(1)
-            os._exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    def test_of_a_forked_child_is_refused_whatever_its_parent_does(self, channel):
+        locked, let_go = Event(), Event()
+
+        def lock() -> None:  # as the thread that hears of the other end does
+            with channel._named._changed:
+                locked.set()
+                assert let_go.wait(SOON)
+
+        with ThreadPoolExecutor(1) as executor:
+            executor.submit(lock)
+            assert locked.wait(SOON)
+            pid = os.fork()
+            if pid == 0:
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.alarm(int(SOON))
+                with suppress(gdrpy.Forked):
+                    channel.wait_for_kernel(0)
+                    os._exit(1)
+                channel._named.close()
+                os._exit(0)
+            let_go.set()
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
     def test_needs_a_name(self, memory):
         with pytest.raises(gdrpy.InvalidRequest, match="wait_for_kernel: this Channel has no name"):

@@ -57,7 +57,6 @@ def tests_beside(driver: Genuine, *arguments: str, build: bool) -> list[str | Pa
     # The calls of the other file have nvidia.ko take locks in a way that lockdep reports.
     tests = INSIDE / "test_beside_nvidia.py" if driver == WITH_CHECKERS else INSIDE
     pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--timeout=900"]
-    pytest += ["-p", "no:hypothesispytest"]  # takes seconds to import in a guest
     return [
         *("env", "-u", "GDRPY_SIM"),
         *(f"{name}={value}" for name, value in given.items()),

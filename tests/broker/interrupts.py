@@ -175,6 +175,7 @@ class Client:
         for call in CALLS.values():
             call(self.broker)
         gc.collect()
+        gc.freeze()  # what is there by now is not looked through after each interrupt
         self.before = self.open()
         self.leases = self.observer.ok("status")["leases"]
         self.leaks: list[str] = []

@@ -103,11 +103,12 @@ class Sharer(Mapping):
 class Holder:
     """A forked process with a mapping: a sharer's of ``share``, else a pinner's.
 
-    It stores, if it is to, until it is told; then it stores again, and answers.
+    It begins when ``start``, an eventfd, lets it. It stores, if it is to, until it is told; then it
+    stores again, and answers.
     """
 
     def __init__(
-        self, block: Block, number: int, flags: int, share: int | None = None, stores: bool = True
+        self, block: Block, number: int, flags: int, start: int, share: int | None, stores: bool
     ) -> None:
         self.number = number
         self.pins = share is None
@@ -124,6 +125,7 @@ class Holder:
                     mapping = Sharer(block, number, share)
                 mapping.store(0)
                 os.write(writer, b"r")
+                os.eventfd_read(start)
                 os.write(writer, pickle.dumps(_hold(mapping, stores)))
                 status = 0
             finally:
@@ -176,11 +178,23 @@ class Owner:
         self.block.close()
 
     def fork(self, stores: bool = True) -> list[Holder]:
-        """Eight processes, every other one with a pin of its own."""
-        return [
-            Holder(self.block, number, self._flags, self._share if number % 2 else None, stores)
-            for number in range(1, 9)
+        """Eight processes, every other one with a pin of its own; all have begun to store.
+
+        Those that store leave little of the CPUs to forks, so none begins before all are there.
+        """
+        start = os.eventfd(0, os.EFD_SEMAPHORE)
+        numbers = range(1, 9)
+        holders = [
+            Holder(
+                self.block, number, self._flags, start, self._share if number % 2 else None, stores
+            )
+            for number in numbers
         ]
+        os.eventfd_write(start, len(holders))
+        os.close(start)
+        while stores and not all(self.block.words()[number] for number in numbers):
+            os.sched_yield()
+        return holders
 
     def free(self, holders: list[Holder]) -> dict[int, int]:
         """Frees the memory for all; when that began for each, by its number."""

@@ -45,7 +45,7 @@ BUILDING := tests/benchmarks tests/docs tests/gdrapi tests/packaging tests/rm
 SERVING := tests/broker tests/cli
 
 # What tests/vm/check does, in parts.
-GUESTS := contract inside kernels genuine bed
+GUESTS := kernels genuine bed inside contract
 
 .PHONY: help build tools demo test lint format test-c test-arm64 test-py test-py-building \
 	test-py-serving test-py-others test-threads test-vm bench ptx docs dist clean install uninstall \

@@ -172,6 +172,7 @@ class TestRefusal:
             ),
             (lookup.list_regions, [None], {}, TypeError, "list: prefix must be a str"),
             (calls.get, ["a"], {"wait": -1}, ValueError, "get: wait must be a number of seconds"),
+            (calls.get, ["a"], {"wait": -(10**400)}, ValueError, "wait must be a number of sec"),
             (calls.get, ["a"], {"wait": "1"}, TypeError, "wait must be a number .*, not '1'"),
             (arrays.put, [np.ones(3), "a"], {}, TypeError, r"put: name must be a str, not array\("),
             (arrays.put_tensors, [{}, "a"], {}, TypeError, "put_tensors: name must be a str"),

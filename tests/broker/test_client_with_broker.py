@@ -442,11 +442,13 @@ class TestArrays:
 
 
 class TestWaiting:
-    def test_for_a_name_ends_when_it_is_published(self, connected, broker):
+    @pytest.mark.parametrize("seconds", [20, 10**400])
+    def test_for_a_name_ends_when_it_is_published(self, connected, broker, seconds):
         with gdrpy.connect(broker.path) as other, connected.watch() as watch:
             found: list[Any] = []
+            options = {"gpu": False, "wait": seconds}
             thread = threading.Thread(
-                target=lambda: found.append(other.get("a", gpu=False, wait=20).numpy().tolist())
+                target=lambda: found.append(other.get("a", **options).numpy().tolist())
             )
             thread.start()
             connected.put("b", [0], "cpu").close()

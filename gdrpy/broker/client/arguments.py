@@ -83,6 +83,8 @@ def as_seconds(call: str, name: str, value: Any) -> float:
         seconds = math.nan if isinstance(value, str) else float(value)
     except TypeError:
         seconds = math.nan
+    except OverflowError:  # an int larger than any float
+        seconds = math.inf if value > 0 else math.nan
     if seconds >= 0:
         return seconds
     kind = ValueError if isinstance(value, int | float) else TypeError

@@ -65,10 +65,15 @@ def calling(call: str, *inner: str) -> Iterator[None]:
     except (NotFound, PermissionDenied, Timeout, TypeError, ValueError) as error:
         match error.args:
             case [*number, str(words)] if (found := words.partition(": "))[0] in inner:
-                renamed = type(error)(*number, f"{call}: {found[2]}")
-                vars(renamed).update(vars(error))
-                raise renamed from None
+                raise _again(error, *number, f"{call}: {found[2]}") from None
         raise
+
+
+def _again(error: Exception, *arguments: object) -> Exception:
+    """The same error with other arguments. No frame that it passes through keeps it in a cycle."""
+    made = type(error)(*arguments)
+    vars(made).update(vars(error))
+    return made
 
 
 async def list_regions(client: BrokerBase[R], prefix: str = "") -> list[RegionInfo]:

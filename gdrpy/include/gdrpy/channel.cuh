@@ -252,8 +252,7 @@ class InboxWriter
 		if (together.leads())
 			first = gdr_inbox_reserve(&inbox_, together.count);
 		if (fence) {
-			/* For what all threads stored before: a warp stores its records together.
-			 */
+			/* For the others' stores too: a warp stores its records together. */
 			__syncwarp(together.mask);
 			gdr_release_fence();
 		}
@@ -297,8 +296,7 @@ class InboxWriter
 			value = record;
 		}
 
-		/* In each group of `count` threads, part j of thread i becomes part i of thread j.
-		 */
+		/* In each group of `count` threads, part j of thread i becomes part i of j. */
 		__device__ void transpose()
 		{
 #pragma unroll

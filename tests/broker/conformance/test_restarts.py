@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import threading
 
 import pytest
 from msgspec.msgpack import decode
@@ -317,6 +318,7 @@ class TestSilence:
             give(peer, 7)
             peer.take("delete")
             order.append("first ends" if not peer.sock.recv(1) else "more")
+            ended.set()
 
         def second(peer):
             peer.hello(session=2)
@@ -327,6 +329,7 @@ class TestSilence:
             peer.until_closed()
 
         order: list[str] = []
+        ended = threading.Event()
         client = start_client(fake(first, second), timeout=0.5)
         handle = client.get("a", 0)["handle"]
         refused = refusal(client.delete, "b")
@@ -335,6 +338,7 @@ class TestSilence:
         client.delete("b")
         client.check(handle)
         client.finish()
+        assert ended.wait(20)
         assert order == ["second resumes", "first ends"]
 
     def test_to_a_hello_times_out(self, start_client, fake):

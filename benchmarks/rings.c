@@ -7,7 +7,7 @@
 
 #define ODD 0x9E3779B97F4A7C15ull
 #define BATCH 256
-/* Between readings of the clock. */
+/* Looks between two readings of the clock. */
 #define LOOKS 1024
 
 struct record {

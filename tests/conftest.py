@@ -60,8 +60,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Last what imports libraries that start threads: tests that fork might not survive them. And
-    of those last the clusters, which run until the end, and idle are not at rest.
+    """Last run the tests that import libraries with threads: tests that fork might not survive
+    those. The clusters are the very last, because they use the CPU until the process ends.
     """
     items.sort(key=lambda item: [name in item.path.parts for name in ("clusters", "ecosystem")])
 

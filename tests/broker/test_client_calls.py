@@ -1,5 +1,8 @@
 """What each call asks, and what it refuses to ask."""
 
+import gc
+import weakref
+
 import msgpack
 import numpy as np
 import pytest
@@ -212,6 +215,17 @@ class TestRefusal:
 
         with pytest.raises(TypeError, match="put: an array of structures"):
             run(arrays.put, Recorder(), "a", np.zeros(2, "i4,f4"))
+
+    def test_of_a_call_inside_is_freed_without_a_collection(self):
+        gc.disable()
+        try:
+            with lookup.calling("save", "stat"):
+                raise replies.error_of(replies.Refusal(1, "PermissionDenied", "stat: no"))
+        except gdrpy.PermissionDenied as error:
+            left = weakref.ref(error)
+        finally:
+            gc.enable()
+        assert left() is None
 
     def test_of_a_call_inside_keeps_what_is_missing(self):
         refusal = replies.Refusal(1, "PermissionDenied", "stat: no", "read", "a")

@@ -65,12 +65,15 @@ def calling(call: str, *inner: str) -> Iterator[None]:
     except (NotFound, PermissionDenied, Timeout, TypeError, ValueError) as error:
         match error.args:
             case [*number, str(words)] if (found := words.partition(": "))[0] in inner:
-                raise _again(error, *number, f"{call}: {found[2]}") from None
+                raise _renamed(error, *number, f"{call}: {found[2]}") from None
         raise
 
 
-def _again(error: Exception, *arguments: object) -> Exception:
-    """The same error with other arguments. No frame that it passes through keeps it in a cycle."""
+def _renamed(error: Exception, *arguments: object) -> Exception:
+    """The same error with other arguments.
+
+    The caller raises it at once: a variable there would keep it, and all of its frames, in a cycle.
+    """
     made = type(error)(*arguments)
     vars(made).update(vars(error))
     return made

@@ -129,7 +129,7 @@ CUresult cuStreamEndCapture(CUstream handle, CUgraph *graph)
 	if (!is_captured(stream))
 		return CUDA_ERROR_ILLEGAL_STATE;
 	status = stream->capture.status;
-	stream->capture.status = CU_STREAM_CAPTURE_STATUS_NONE; /* by another thread too */
+	stream->capture.status = CU_STREAM_CAPTURE_STATUS_NONE; /* for a wrong thread too */
 	if (stream->capture.mode != CU_STREAM_CAPTURE_MODE_RELAXED &&
 	    !pthread_equal(stream->capture.thread, pthread_self()))
 		return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;

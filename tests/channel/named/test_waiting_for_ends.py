@@ -1,4 +1,4 @@
-"""What waits for the other end of a named ring."""
+"""Calls that wait for the other end of a named ring."""
 
 from __future__ import annotations
 

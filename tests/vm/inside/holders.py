@@ -180,7 +180,7 @@ class Owner:
     def fork(self, stores: bool = True) -> list[Holder]:
         """Eight processes, every other one with a pin of its own; all have begun to store.
 
-        Those that store leave little of the CPUs to forks, so none begins before all are there.
+        Stores use most of the CPUs' time and slow down forks, so all are forked before any stores.
         """
         start = os.eventfd(0, os.EFD_SEMAPHORE)
         numbers = range(1, 9)

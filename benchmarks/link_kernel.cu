@@ -12,7 +12,7 @@ extern "C" __global__ void serve(const gdr_link *link)
 	gdrpy::LinkServer server(link);
 	record one;
 
-	while (server.next(one)) {
+	while (server.next_relaxed(one)) {
 		for (int word = 0; word < 8; word++)
 			one.word[word] = ~one.word[word];
 		server.answer_relaxed(0, one);
@@ -27,7 +27,7 @@ extern "C" __global__ void serve_warp(const gdr_link *link)
 	gdrpy::LinkServer server(link);
 	uint2 part;
 
-	while (server.next_warp(part)) {
+	while (server.next_warp_relaxed(part)) {
 		if (gdrpy::lane() < 8)
 			server.answer8(0, gdrpy::lane(), make_uint2(~part.x, ~part.y));
 		server.release_warp(1);

@@ -136,6 +136,8 @@ extern "C" __global__ void echo(const gdr_link *link)
 WORDS = ["st.relaxed.sys.global.v2.u64"] * 2
 #: What threads of a warp wait for together: each must have stored what it can.
 TOGETHER = "vote.sync.any.pred"
+#: A server times loads of both copies of the requests, after some that are not timed.
+NEARER = ["ld.volatile.u64"] * 3
 RESERVE, ROOM = "atom.relaxed.gpu.global.add.u64", "ld.acquire.sys.global.u64"
 
 
@@ -145,7 +147,11 @@ def accesses_of(tmp_path) -> Callable[[str, str, str], list[str]]:
 
     def made(kind: str, end: str, call: str) -> list[str]:
         source = ONE.replace("TYPE", kind).replace("END", f"gdrpy::{end}").replace("CALL", call)
-        return accesses(ptx_of(source, tmp_path))
+        found = accesses(ptx_of(source, tmp_path))
+        if end != "LinkServer":
+            return found
+        assert found[:3] == NEARER
+        return found[3:]
 
     return made
 
@@ -196,17 +202,27 @@ class TestMemoryOrder:
 
     def test_of_the_next_request_is_one_round_of_loads_with_an_ordered_one_last(self, accesses_of):
         found = accesses_of("gdr_link", "LinkServer", "next(value)")
-        begin, end, *words = found
+        begin, *words, end = found
         assert (begin, end) == ("ld.acquire.sys.global.u64", "ld.relaxed.sys.global.u64")
         assert words == ["ld.relaxed.sys.global.v2.u64", "ld.acquire.sys.global.v2.u64"]
 
-    def test_of_the_next_request_of_a_warp_is_one_load_between_votes(self, tmp_path):
-        found = accesses(ptx_of(ECHO_BY_WARP, tmp_path))
-        begin, taken, end, *rest = found  # NVRTC puts the loop's end first
+    def test_of_the_next_relaxed_request_is_the_same_without_an_ordered_load(self, accesses_of):
+        begin, *words, end = accesses_of("gdr_link", "LinkServer", "next_relaxed(value)")
         assert (begin, end) == ("ld.acquire.sys.global.u64", "ld.relaxed.sys.global.u64")
-        assert taken == "st.relaxed.sys.global.u64"
-        words = ["ld.acquire.sys.global.v2.u64", "vote.sync.all.pred", "vote.sync.any.pred"]
-        assert rest == [*words, "bar.warp.sync", WORDS[0], "bar.warp.sync"]  # the last: at the end
+        assert words == ["ld.relaxed.sys.global.v2.u64"] * 2
+
+    @pytest.mark.parametrize(
+        ("call", "order"), [("next_warp", "acquire"), ("next_warp_relaxed", "relaxed")]
+    )
+    def test_of_the_next_request_of_a_warp_is_one_load_between_votes(self, call, order, tmp_path):
+        found = accesses(ptx_of(ECHO_BY_WARP.replace("next_warp", call), tmp_path))
+        assert found[:3] == NEARER
+        begin, taken, *rest = found[3:]  # NVRTC puts the loop's end first
+        assert (begin, taken) == ("ld.acquire.sys.global.u64", "st.relaxed.sys.global.u64")
+        word, vote, end, *rest = rest
+        assert (word, vote) == (f"ld.{order}.sys.global.v2.u64", "vote.sync.all.pred")
+        assert (end, rest[0]) == ("ld.relaxed.sys.global.u64", "vote.sync.any.pred")
+        assert rest[1:] == ["bar.warp.sync", WORDS[0], "bar.warp.sync"]  # the last: at the end
 
     def test_of_the_end_for_a_warp_is_a_barrier_before_one_thread_stops(self, tmp_path):
         source = ONE.replace("TYPE", "gdr_link").replace("END", "gdrpy::LinkServer")
@@ -214,8 +230,8 @@ class TestMemoryOrder:
         call = "next_warp(part) ? (void)0 : end.stop()"
         found = accesses(ptx_of(source.replace("CALL", call), tmp_path))
         stopped = found.index("fence.acq_rel.sys")
-        votes = ["vote.sync.all.pred", "vote.sync.any.pred"]
-        assert found[stopped - 3 : stopped] == [*votes, "bar.warp.sync"]
+        votes = ["vote.sync.all.pred", "ld.relaxed.sys.global.u64", "vote.sync.any.pred"]
+        assert found[stopped - 4 : stopped] == [*votes, "bar.warp.sync"]
 
     def test_of_a_request_of_64_bytes_needs_registers_alone(self, tmp_path):
         ptx = ptx_of(ECHO, tmp_path)

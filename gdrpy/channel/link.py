@@ -22,7 +22,8 @@ class Link(Ring, _mapping.Link):
     Args:
         record_nbytes: The size of a request: a multiple of 16 up to 65536.
         answer_nbytes: The size of an answer, in the same way; None: that of a request.
-        capacity: How many requests may be under way: a power of two up to 2**31.
+        capacity: How many requests may be under way: a power of two up to 2**31. Calls are fastest
+            with up to 2048 bytes of requests, as 32 of 64 bytes: see docs/channel.md.
         device: The GPU, named as for :func:`gdrpy.alloc`.
         broker: The broker of a named one, whose kernel's end is another process's
             :class:`gdrpy.channel.KernelEnd`; then ``device`` is named as for the broker's
@@ -50,7 +51,7 @@ class Link(Ring, _mapping.Link):
         self,
         record_nbytes: int = 64,
         answer_nbytes: int | None = None,
-        capacity: int = 1024,
+        capacity: int = 32,
         device: Any = 0,
         *,
         broker: Broker | None = None,

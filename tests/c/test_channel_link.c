@@ -24,7 +24,7 @@
 
 /* The memory of a link, as its processes share it. */
 static struct memory {
-	_Alignas(256) char gpu[CORE_LINK_REQUESTS + 2 * CAPACITY * NBYTES];
+	_Alignas(256) char gpu[CORE_LINK_REQUESTS + CORE_LINK_PAGE + 2 * CAPACITY * NBYTES];
 	char beyond_gpu[64];
 	_Alignas(256) char host[CORE_LINK_ANSWERS + 2 * CAPACITY * NBYTES];
 	char beyond_host[64];
@@ -90,15 +90,42 @@ static void push(struct core_requests *requests)
 	core_requests_push(requests, (const char *)&record);
 }
 
-/* Look for a request once, as gdr_link_look(). */
-static int look(uint64_t number, struct record *record)
+/* The same for a kernel that is nearer to the other copy of the requests. */
+static struct gdr_link given_twin(void)
+{
+	struct gdr_link link = *given();
+
+	link.requests.address = link.twin;
+	return link;
+}
+
+static int look_at(const struct gdr_link *link, uint64_t number, struct record *record)
 {
 	unsigned long long words[4 * PIECES];
-	int found = gdr_link_look(given(), number, PIECES, words);
+	int found = gdr_link_look(link, number, PIECES, words);
 
 	for (uint64_t i = 0; i < WORDS; i++)
 		record->word[i] = (words[2 * i] & 0xffffffff) | words[2 * i + 1] << 32;
 	return found;
+}
+
+/* Look for a request once, as gdr_link_look(). */
+static int look(uint64_t number, struct record *record)
+{
+	return look_at(given(), number, record);
+}
+
+static int look_at_twin(uint64_t number, struct record *record)
+{
+	struct gdr_link twin = given_twin();
+
+	return look_at(&twin, number, record);
+}
+
+/* Where a word of a request lies in its slots. */
+static uint64_t *word_of(unsigned long long requests, uint64_t number, uint64_t word)
+{
+	return (uint64_t *)(uintptr_t)requests + number % CAPACITY * 2 * WORDS + word;
 }
 
 static void answer(uint64_t number)
@@ -110,12 +137,13 @@ static void answer(uint64_t number)
 
 static void kernels_in_other_languages_find_the_fields_at_their_offsets(void)
 {
-	CHECK_EQ(sizeof(struct gdr_link), 88);
+	CHECK_EQ(sizeof(struct gdr_link), 96);
 	CHECK_EQ(offsetof(struct gdr_link, requests), 16);
 	CHECK_EQ(offsetof(struct gdr_link, answers), 40);
 	CHECK_EQ(offsetof(struct gdr_link, end), 64);
 	CHECK_EQ(offsetof(struct gdr_link, taken), 72);
 	CHECK_EQ(offsetof(struct gdr_link, stopped), 80);
+	CHECK_EQ(offsetof(struct gdr_link, twin), 88);
 	CHECK_MEM_EQ(&(unsigned long long){GDR_LINK_MAGIC}, "GDRPLINK", 8);
 }
 
@@ -134,6 +162,7 @@ static void a_new_link_has_no_request_and_no_answer_whatever_its_memory_held(voi
 			    (uintptr_t)memory->host);
 	for (uint64_t i = 0; i < CAPACITY; i++) {
 		CHECK_EQ(look(i, &found), 0);
+		CHECK_EQ(look_at_twin(i, &found), 0);
 		CHECK_EQ(gdr_slot_get(&given()->answers, i, NULL), 0);
 	}
 	CHECK_EQ(core_requests_stopped(&requests), false);
@@ -147,18 +176,22 @@ static void a_request_has_come_when_its_last_word_has_whichever_that_is(void)
 	struct record found;
 
 	for (uint64_t number = 0; number < 4 * WORDS; number++) {
-		char *slot = memory->gpu + CORE_LINK_REQUESTS + number % CAPACITY * 2 * NBYTES;
-		uint64_t before[2 * WORDS], missing = number % (2 * WORDS), *word;
-		uint64_t arrived;
+		uint64_t *first = word_of(given()->requests.address, number, number % (2 * WORDS));
+		uint64_t *second = word_of(given()->twin, number, number % (2 * WORDS));
+		uint64_t before = *first, arrived;
 
-		memcpy(before, slot, sizeof(before));
+		CHECK_EQ(*second, before);
 		push(&requests);
-		word = (uint64_t *)slot + missing;
-		arrived = *word;
-		*word = before[missing];
-		CHECK_EQ(look(number, &found), 0);
-		*word = arrived;
+		arrived = *first;
+		CHECK_EQ(*second, arrived);
+		*first = *second = before;
+		CHECK_EQ(look(number, &found) | look_at_twin(number, &found), 0);
+		*first = arrived;
+		CHECK_EQ(look_at_twin(number, &found), 0);
 		CHECK_EQ(look(number, &found), 1);
+		check_made(&found, REQUEST, number);
+		*second = arrived;
+		CHECK_EQ(look_at_twin(number, &found), 1);
 		check_made(&found, REQUEST, number);
 	}
 }
@@ -201,7 +234,7 @@ static void numbers_go_on_beyond_32_bits(void)
 /* Through each type of mapping, in slots of a size that one buffer holds, and of larger ones. */
 static void every_size_lies_in_its_slot_alike_whatever_the_mapping(void)
 {
-	static const uint64_t sizes[] = {16, 32, 512, 528, 1024, 65536};
+	static const uint64_t sizes[] = {16, 32, 512, 528, 1024, 1040, 65536};
 	static _Alignas(256) char gpu[CORE_LINK_REQUESTS + 2 * 2 * 65536];
 	static char host[CORE_LINK_ANSWERS + 2 * 2 * 16], record[65536], found[65536];
 
@@ -211,13 +244,22 @@ static void every_size_lies_in_its_slot_alike_whatever_the_mapping(void)
 		for (int type = CORE_MAPPING_WC; type <= CORE_MAPPING_DEVICE; type++) {
 			struct core_requests requests = {
 				.link = {.requests = {0, 2, sizes[i]}, .answers = {0, 2, 16}}};
+			struct gdr_slots twin;
 
 			core_requests_place(&requests, (enum core_mapping_kind)type, gpu, host);
 			core_requests_begin(&requests, gpu, (uintptr_t)gpu, (uintptr_t)host);
+			twin = requests.link.requests;
+			twin.address = requests.link.twin;
+			CHECK_EQ(twin.address - requests.link.requests.address,
+				 sizes[i] <= 1024 ? 4096 : 0);
 			for (uint64_t number = 0; number < 3; number++) {
 				CHECK_EQ(gdr_slot_get(&requests.link.requests, number, found), 0);
+				CHECK_EQ(gdr_slot_get(&twin, number, found), 0);
 				core_requests_push(&requests, record);
 				CHECK_EQ(gdr_slot_get(&requests.link.requests, number, found), 1);
+				CHECK_MEM_EQ(found, record, sizes[i]);
+				memset(found, 0, sizes[i]);
+				CHECK_EQ(gdr_slot_get(&twin, number, found), 1);
 				CHECK_MEM_EQ(found, record, sizes[i]);
 			}
 		}
@@ -230,14 +272,14 @@ static void every_size_lies_in_its_slot_alike_whatever_the_mapping(void)
 /* Ordinary memory, which only the link orders: what a request, and an answer, tells of. */
 static uint64_t asked[CAPACITY], told[CAPACITY];
 
-/* Every third request, as warps of a kernel do. */
+/* Every third request, as warps of a kernel do, which are nearer to one copy or the other. */
 static void *serve(void *context)
 {
 	struct record found;
 	int came;
 
 	for (uint64_t number = (uintptr_t)context;; number += SERVERS) {
-		while (!(came = look(number, &found)))
+		while (!(came = number % 2 ? look_at_twin(number, &found) : look(number, &found)))
 			sched_yield();
 		if (came < 0)
 			return NULL;
@@ -352,6 +394,11 @@ static void a_caller_that_was_killed_leaves_whole_requests(void)
 		}
 		if (look(last, &found))
 			check_made(&found, REQUEST, last);
+		if (look_at_twin(last, &found))
+			check_made(&found, REQUEST, last);
+		number = core_requests_count(&requests);
+		CHECK_EQ(look(last, &found), (int)(number - last));
+		CHECK_EQ(look_at_twin(last, &found), (int)(number - last));
 	}
 }
 
@@ -440,18 +487,39 @@ static void a_request_counts_though_its_caller_died_before_it_told(void)
 	*requests.told = 1;
 	CHECK_EQ(core_requests_count(&requests), 2);
 	push(&requests);
-	memory->gpu[CORE_LINK_REQUESTS + 2 * (2 * NBYTES) + 4] ^= 1; /* a stamp of request 2 */
+	*word_of(given()->requests.address, 2, 0) ^= 1ull << 32; /* a stamp of request 2 */
+	*word_of(given()->twin, 2, 1) ^= 1ull << 32;
 	*requests.told = 2;
 	CHECK_EQ(core_requests_count(&requests), 2);
 	core_requests_close(&requests, 2);
 	CHECK_EQ(look(2, &found), -1);
 	core_requests_clear_next(&requests);
 	core_requests_open(&requests);
-	CHECK_EQ(look(2, &found), 0);
+	CHECK_EQ(look(2, &found) | look_at_twin(2, &found), 0);
 	requests.pushed = 2;
 	push(&requests);
 	CHECK_EQ(look(2, &found), 1);
 	check_made(&found, REQUEST, 2);
+}
+
+static void a_request_counts_though_its_caller_died_between_its_copies(void)
+{
+	struct core_requests requests = new_requests();
+	struct record found;
+
+	for (uint64_t number = 0; number < 4; number++) {
+		unsigned long long torn = number % 2 ? given()->twin : given()->requests.address;
+
+		push(&requests);
+		*requests.told = number;
+		memset(word_of(torn, number, 3), 0, sizeof(uint64_t));
+		CHECK_EQ(look(number, &found) + look_at_twin(number, &found), 1);
+		CHECK_EQ(core_requests_count(&requests), number + 1);
+		CHECK_EQ(look(number, &found), 1);
+		check_made(&found, REQUEST, number);
+		CHECK_EQ(look_at_twin(number, &found), 1);
+		check_made(&found, REQUEST, number);
+	}
 }
 
 CHECK_MAIN(TEST(kernels_in_other_languages_find_the_fields_at_their_offsets),
@@ -465,4 +533,5 @@ CHECK_MAIN(TEST(kernels_in_other_languages_find_the_fields_at_their_offsets),
 	   TEST(a_server_that_was_killed_is_followed_by_one_that_misses_nothing),
 	   TEST(the_next_server_begins_after_what_the_one_before_answered),
 	   TEST(a_server_that_told_nothing_is_followed_within_the_ring),
-	   TEST(a_request_counts_though_its_caller_died_before_it_told))
+	   TEST(a_request_counts_though_its_caller_died_before_it_told),
+	   TEST(a_request_counts_though_its_caller_died_between_its_copies))

@@ -160,7 +160,8 @@ class TestMemoryOfAnInbox:
 
 class TestMemoryOfALink:
     def test_that_just_suffices_is_taken(self, memory):
-        with gdrpy.alloc(256 + 8 * 64) as region, gdrpy.page_locked(128 + 8 * 32) as host:
+        nbytes = _mapping.LINK_NBYTES + 8 * 64
+        with gdrpy.alloc(nbytes) as region, gdrpy.page_locked(128 + 8 * 32) as host:
             link = _mapping.Link(region.cpu, host, 32, 8, 16)
             assert (link.record_nbytes, link.answer_nbytes, link.capacity) == (32, 16, 8)
             for mapping in (region.cpu, host):
@@ -180,7 +181,7 @@ class TestMemoryOfALink:
     )
     def test_that_does_not_fit_is_refused(self, memory, nbytes, capacity, answer_nbytes):
         with (
-            gdrpy.alloc(256 + 8 * 64) as region,
+            gdrpy.alloc(_mapping.LINK_NBYTES + 8 * 64) as region,
             gdrpy.page_locked(128 + 8 * 32) as host,
             pytest.raises(ValueError, match="Link: record_nbytes, capacity, answer_nbytes or the"),
         ):

@@ -121,7 +121,7 @@ class TestMemory:
         assert [one.result(0) for one in answers] == [bytes([i] * 16) for i in range(4)]
 
     def test_with_stamps_of_a_link_before_holds_no_request(self, memory, request_of):
-        region, host = gdrpy.alloc(256 + 4 * 64), gdrpy.page_locked(128 + 4 * 32)
+        region, host = gdrpy.alloc(_mapping.LINK_NBYTES + 4 * 64), gdrpy.page_locked(256)
         for _ in range(2):
             link = _mapping.Link(region.cpu, host, 32, 4, 16)
             server = _mapping.LinkServer(link)

@@ -3,7 +3,7 @@
 
 #include "channel/inbox.h"
 
-_Static_assert(sizeof(struct gdr_link) == 88, "struct gdr_link is part of the protocol");
+_Static_assert(sizeof(struct gdr_link) == 96, "struct gdr_link is part of the protocol");
 _Static_assert(sizeof(struct gdr_link) <= CORE_LINK_TAKEN, "the words follow the descriptor");
 
 /* Bytes of a record that are stamped before they are copied: a slot's words take twice as many. */
@@ -14,11 +14,21 @@ static unsigned long long *word(unsigned long long address)
 	return (unsigned long long *)(uintptr_t)address;
 }
 
+/* From a request's slot to its copy; 0 if the ring has none. */
+static uint64_t twin_offset(const struct gdr_slots *slots)
+{
+	return CORE_SLOT_FACTOR * slots->record_nbytes * slots->capacity <= CORE_LINK_PAGE
+		       ? CORE_LINK_PAGE
+		       : 0;
+}
+
 void core_requests_place(struct core_requests *requests, enum core_mapping_kind type, char *memory,
 			 char *host)
 {
 	requests->type = type;
 	requests->link.requests.address = (uintptr_t)memory + CORE_LINK_REQUESTS;
+	requests->link.twin =
+		requests->link.requests.address + twin_offset(&requests->link.requests);
 	requests->link.answers.address = (uintptr_t)host + CORE_LINK_ANSWERS;
 	requests->link.end = (uintptr_t)memory + CORE_LINK_END;
 	requests->link.taken = (uintptr_t)memory + CORE_LINK_TAKEN;
@@ -40,17 +50,29 @@ struct gdr_link core_requests_described(const struct core_requests *requests, ui
 	};
 
 	described.requests.address = memory_ptr + CORE_LINK_REQUESTS;
+	described.twin = described.requests.address + twin_offset(&described.requests);
 	described.answers.address = host_ptr + CORE_LINK_ANSWERS;
 	return described;
+}
+
+/* The slots of each copy of the requests. Returns how many there are. */
+static unsigned int find_copies(const struct core_requests *requests, struct gdr_slots copies[2])
+{
+	copies[0] = copies[1] = requests->link.requests;
+	copies[1].address = requests->link.twin;
+	return copies[1].address == copies[0].address ? 1 : 2;
 }
 
 void core_requests_begin(const struct core_requests *requests, char *memory, uint64_t memory_ptr,
 			 uint64_t host_ptr)
 {
 	struct gdr_link described = core_requests_described(requests, memory_ptr, host_ptr);
+	struct gdr_slots copies[2];
+	unsigned int count = find_copies(requests, copies);
 
 	core_slots_clear(CORE_MAPPING_CACHED, &requests->link.answers);
-	core_slots_clear(requests->type, &requests->link.requests);
+	for (unsigned int i = 0; i < count; i++)
+		core_slots_clear(requests->type, &copies[i]);
 	core_copy_to(requests->type, memory, &described, sizeof(described));
 	*requests->told = 0;
 	gdr_publish(word(requests->link.stopped), 0);
@@ -62,7 +84,7 @@ void core_requests_begin(const struct core_requests *requests, char *memory, uin
 static void copy_stamped(const struct core_requests *requests, const char *record)
 {
 	const struct gdr_slots *slots = &requests->link.requests;
-	uint64_t stamp = gdr_slot_stamp(slots, requests->pushed);
+	uint64_t stamp = gdr_slot_stamp(slots, requests->pushed), twin = twin_offset(slots);
 	char *slot = (char *)(uintptr_t)gdr_slot_address(slots, requests->pushed, 0);
 	_Alignas(64) uint64_t words[CHUNK_NBYTES / 4];
 
@@ -77,14 +99,26 @@ static void copy_stamped(const struct core_requests *requests, const char *recor
 			words[i] = stamp | half;
 		}
 		core_copy_to(requests->type, slot + 2 * at, words, 2 * nbytes);
+		if (twin)
+			core_copy_to(requests->type, slot + twin + 2 * at, words, 2 * nbytes);
 	}
+}
+
+/* In ordinary memory, where a copy may be torn. */
+static void put_stamped(const struct core_requests *requests, const char *record)
+{
+	struct gdr_slots copies[2];
+	unsigned int count = find_copies(requests, copies);
+
+	for (unsigned int i = 0; i < count; i++)
+		gdr_slot_put(&copies[i], requests->pushed, record);
 }
 
 void core_requests_push(struct core_requests *requests, const char *record)
 {
 	core_store_fence(); /* whoever has a word of it sees all earlier stores */
-	if (requests->type == CORE_MAPPING_CACHED) /* which a copy may tear */
-		gdr_slot_put(&requests->link.requests, requests->pushed, record);
+	if (requests->type == CORE_MAPPING_CACHED)
+		put_stamped(requests, record);
 	else
 		copy_stamped(requests, record);
 	core_store_fence();
@@ -92,11 +126,31 @@ void core_requests_push(struct core_requests *requests, const char *record)
 	__atomic_store_n(requests->told, requests->pushed, __ATOMIC_RELEASE);
 }
 
+/* Whether a copy of a request is whole. The other one is made from it. */
+static bool is_whole(const struct core_requests *requests, uint64_t number)
+{
+	struct gdr_slots copies[2];
+	unsigned int count = find_copies(requests, copies);
+
+	for (unsigned int i = 0; i < count; i++) {
+		const uint64_t *from = (uint64_t *)gdr_slot_address(&copies[i], number, 0);
+		char *to = (char *)gdr_slot_address(&copies[count - 1 - i], number, 0);
+
+		if (!gdr_slot_get(&copies[i], number, NULL))
+			continue;
+		for (uint64_t at = 0; count == 2 && at < 2 * copies[i].record_nbytes; at += 8)
+			core_copy_to(requests->type, to + at, &from[at / 8], 8);
+		core_store_fence();
+		return true;
+	}
+	return false;
+}
+
 uint64_t core_requests_count(const struct core_requests *requests)
 {
 	uint64_t told = __atomic_load_n(requests->told, __ATOMIC_ACQUIRE);
 
-	return told + (uint64_t)gdr_slot_get(&requests->link.requests, told, NULL);
+	return told + (uint64_t)is_whole(requests, told);
 }
 
 void core_requests_close(const struct core_requests *requests, uint64_t pushed)
@@ -111,13 +165,17 @@ void core_requests_open(const struct core_requests *requests)
 
 void core_requests_clear_next(const struct core_requests *requests)
 {
-	const struct gdr_slots *slots = &requests->link.requests;
 	uint64_t number = core_requests_count(requests);
-	char *slot = (char *)(uintptr_t)gdr_slot_address(slots, number, 0);
-	uint64_t other = gdr_slot_stamp(slots, number - slots->capacity);
+	struct gdr_slots copies[2];
+	unsigned int count = find_copies(requests, copies);
 
-	for (uint64_t at = 0; at < 2 * slots->record_nbytes; at += sizeof(other))
-		core_copy_to(requests->type, slot + at, &other, sizeof(other));
+	for (unsigned int i = 0; i < count; i++) {
+		char *slot = (char *)(uintptr_t)gdr_slot_address(&copies[i], number, 0);
+		uint64_t other = gdr_slot_stamp(&copies[i], number - copies[i].capacity);
+
+		for (uint64_t at = 0; at < 2 * copies[i].record_nbytes; at += sizeof(other))
+			core_copy_to(requests->type, slot + at, &other, sizeof(other));
+	}
 	core_store_fence();
 }
 

@@ -15,7 +15,13 @@
  */
 #define CORE_LINK_TAKEN 128
 #define CORE_LINK_END 192
-#define CORE_LINK_REQUESTS 256
+/*
+ * Two pages of 4 KiB whose addresses differ in that bit alone lie in different halves of the L2
+ * cache of a GPU that has two. A ring that fits one of them has a copy in the other.
+ */
+#define CORE_LINK_REQUESTS 8192
+#define CORE_LINK_PAGE 4096
+#define CORE_LINK_NBYTES (CORE_LINK_REQUESTS + 2 * CORE_LINK_PAGE) /* without a larger ring */
 
 /* Offsets in the host memory. */
 #define CORE_LINK_STOPPED 0
@@ -48,7 +54,10 @@ void core_requests_begin(const struct core_requests *requests, char *memory, uin
 /* Push a request, whose slot must be free: the answer to the one before it was received. */
 void core_requests_push(struct core_requests *requests, const char *record);
 
-/* How many requests were pushed whole, the last perhaps by a caller that died before it told. */
+/*
+ * How many requests were pushed whole, the last perhaps by a caller that died before it told. If it
+ * had stored one copy of it, the other is made.
+ */
 uint64_t core_requests_count(const struct core_requests *requests);
 
 /* Tell the kernel that `pushed` requests were pushed, and no more follow. */

@@ -403,7 +403,7 @@ static void take_over(struct link *self)
 
 static int link_init(struct link *self, PyObject *args, PyObject *kwargs)
 {
-	static const struct core_ring_needs needs = {.gpu = CORE_LINK_REQUESTS,
+	static const struct core_ring_needs needs = {.gpu = CORE_LINK_NBYTES,
 						     .host = CORE_LINK_ANSWERS,
 						     .gpu_record = CORE_SLOT_FACTOR,
 						     .host_answer = CORE_SLOT_FACTOR,

@@ -138,7 +138,7 @@ static bool add_contents(PyObject *module)
 	       !PyModule_AddIntConstant(module, "CHANNEL_HOST_NBYTES", CORE_RING_HOST_NBYTES) &&
 	       !PyModule_AddIntConstant(module, "INBOX_NBYTES", CORE_INBOX_NBYTES) &&
 	       !PyModule_AddIntConstant(module, "INBOX_HOST_NBYTES", CORE_INBOX_SLOTS) &&
-	       !PyModule_AddIntConstant(module, "LINK_NBYTES", CORE_LINK_REQUESTS) &&
+	       !PyModule_AddIntConstant(module, "LINK_NBYTES", CORE_LINK_NBYTES) &&
 	       !PyModule_AddIntConstant(module, "LINK_HOST_NBYTES", CORE_LINK_ANSWERS) &&
 	       !PyModule_AddIntConstant(module, "SLOT_FACTOR", CORE_SLOT_FACTOR);
 }

@@ -34,8 +34,11 @@ struct gdr_channel {
 
 /*
  * A link: requests from the CPU to one kernel, and its answers, in slots by their numbers. A kernel
- * gets the address of this structure: 88 bytes in GPU memory, written once. Its addresses are the
+ * gets the address of this structure: 96 bytes in GPU memory, written once. Its addresses are the
  * GPU's. A request is pushed when the answer to the one before it in its slot was received.
+ *
+ * Requests that fit a page of 4 KiB lie in two pages, of which each multiprocessor is nearer to
+ * one: a kernel takes them from either.
  */
 struct gdr_link {
 	unsigned long long magic;
@@ -46,6 +49,7 @@ struct gdr_link {
 	unsigned long long end;	    /* in GPU memory: 1 + all requests, once no more will come */
 	unsigned long long taken;   /* in GPU memory: how many the server released, for the next */
 	unsigned long long stopped; /* in host memory: nonzero once no more will be answered */
+	unsigned long long twin;    /* the address of the requests' other copy, or of the same */
 };
 
 /*

@@ -202,13 +202,10 @@ GDR_KERNEL void gdr_slot_put16(const struct gdr_slots *slots, unsigned long long
 	gdr_store_pair(address + 16, stamp | words[2], stamp | words[3]);
 }
 
-/*
- * Load the slot's words of `count` times 16 bytes of a record, from number `piece` on, 4 for each,
- * and return whether all have arrived: their low halves are the record. A thread that has any of
- * them sees what was stored before the record, so the last load alone orders what follows.
- */
-GDR_KERNEL int gdr_slot_load(const struct gdr_slots *slots, unsigned long long number,
-			     unsigned int piece, unsigned int count, unsigned long long *words)
+/* gdr_slot_load(), or if `acquires` is 0, gdr_slot_load_relaxed(). */
+GDR_KERNEL int gdr_slot_look(const struct gdr_slots *slots, unsigned long long number,
+			     unsigned int piece, unsigned int count, unsigned long long *words,
+			     int acquires)
 {
 	unsigned long long address = gdr_slot_address(slots, number, piece);
 	unsigned long long stamp = gdr_slot_stamp(slots, number), even = 0, odd = 0;
@@ -216,7 +213,10 @@ GDR_KERNEL int gdr_slot_load(const struct gdr_slots *slots, unsigned long long n
 
 	for (unsigned int i = 0; i < last; i += 2)
 		gdr_load_pair(address + 8ull * i, &words[i]);
-	gdr_load_pair_acquire(address + 8ull * last, &words[last]);
+	if (acquires)
+		gdr_load_pair_acquire(address + 8ull * last, &words[last]);
+	else
+		gdr_load_pair(address + 8ull * last, &words[last]);
 	/* The last first, or compilers put this work before its load, which makes two rounds. */
 	if (((words[last] ^ stamp) | (words[last + 1] ^ stamp)) >> 32)
 		return 0;
@@ -225,6 +225,25 @@ GDR_KERNEL int gdr_slot_load(const struct gdr_slots *slots, unsigned long long n
 		odd |= words[i + 1] ^ stamp;
 	}
 	return !((even | odd) >> 32);
+}
+
+/*
+ * Load the slot's words of `count` times 16 bytes of a record, from number `piece` on, 4 for each,
+ * and return whether all have arrived: their low halves are the record. A thread that has any of
+ * them sees what was stored before the record, so the last load alone orders what follows.
+ */
+GDR_KERNEL int gdr_slot_load(const struct gdr_slots *slots, unsigned long long number,
+			     unsigned int piece, unsigned int count, unsigned long long *words)
+{
+	return gdr_slot_look(slots, number, piece, count, words, 1);
+}
+
+/* The same in less time, for a record that tells of nothing else that was stored. */
+GDR_KERNEL int gdr_slot_load_relaxed(const struct gdr_slots *slots, unsigned long long number,
+				     unsigned int piece, unsigned int count,
+				     unsigned long long *words)
+{
+	return gdr_slot_look(slots, number, piece, count, words, 0);
 }
 
 /* The numbers of the next `count` records, from the one returned on. */

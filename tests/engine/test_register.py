@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import random
@@ -16,6 +17,8 @@ import rmclient as rm
 
 ON_NVRM = {"GDRPY_SIM": "1", "GDRPY_BACKEND": "nvrm"}
 MIB = 1 << 20
+#: The least whose first bytes may take a transfer of their own.
+LARGE = 8 * MIB
 
 pytestmark = pytest.mark.preloaded(**ON_NVRM)
 
@@ -48,6 +51,42 @@ class TestRegisteredBuffer:
                 expected[here : here + size] = content[there : there + size]
                 assert region.readinto(view[here : here + size], there, via="engine") == size
                 assert buffer == expected
+        assert rm.violations() == []
+
+    @pytest.mark.parametrize(
+        ("write", "past", "nbytes", "transfers"),
+        [
+            (True, 0, LARGE, 1),
+            (True, 64, LARGE, 2),
+            (True, 255, LARGE, 2),
+            (True, 255, LARGE - 1, 1),
+            (False, 64, LARGE, 1),
+            (False, 65, LARGE, 2),
+            (False, 0, LARGE, 2),
+            (False, 0, LARGE - 1, 1),
+        ],
+    )
+    def test_that_is_large_begins_where_the_engine_is_fastest(
+        self, write: bool, past: int, nbytes: int, transfers: int
+    ) -> None:
+        content = random.Random(3).randbytes(nbytes)
+        buffer = bytearray(nbytes + 2 * 256)
+        with memoryview(buffer) as whole, gdrpy.register(whole), gdrpy.alloc(2 * LARGE) as region:
+            place = -ctypes.addressof(ctypes.c_char.from_buffer(buffer)) % 256 + past
+            view = whole[place : place + nbytes]
+            region.cpu.write(bytes(region.nbytes))
+            region.readinto(view[:1], via="engine")  # a first copy checks the engine
+            before = rm.count("transfers")
+            if write:
+                view[:] = content
+                region.write(view, 7, via="engine")
+                assert region.cpu.read(nbytes + 2, 6) == b"\0" + content + b"\0"
+            else:
+                region.cpu.write(content, 7)
+                region.readinto(view, 7, via="engine")
+                assert buffer == bytes(place) + content + bytes(len(buffer) - nbytes - place)
+            assert rm.count("transfers") - before == transfers
+            view.release()
         assert rm.violations() == []
 
     def test_takes_no_staging(self) -> None:

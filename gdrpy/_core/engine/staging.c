@@ -36,6 +36,14 @@
 #define SLEEP_FROM ((size_t)32 << 20)
 #define AWAKE_FOR ((size_t)8 << 20)
 
+/*
+ * A large transfer is up to 3 % faster if its host memory begins so many bytes after a multiple of
+ * 256: the engine gets the bytes before that by a transfer of their own.
+ */
+#define PLACED_FROM ((size_t)8 << 20)
+#define BEST_TO_GPU 0
+#define BEST_FROM_GPU 64
+
 struct stage {
 	struct core_engine_memory *memory;
 	struct core_channel *channel;
@@ -150,6 +158,14 @@ static bool take_chunk(struct stage *stage, struct cursor *cursor, struct stagin
 	return true;
 }
 
+/* The bytes of the next transfer. */
+static size_t up_to_best_place(uint64_t host, size_t nbytes, bool to_gpu)
+{
+	size_t before = ((to_gpu ? BEST_TO_GPU : BEST_FROM_GPU) - host) & 255;
+
+	return before && nbytes >= PLACED_FROM ? before : nbytes;
+}
+
 /* Submit a chunk, which is at `staging`, or if that is 0, each byte at `direct` + its address. */
 static int fly(struct stage *stage, struct staging_flight *flight, uint64_t staging,
 	       uint64_t direct, struct core_error *error)
@@ -166,6 +182,8 @@ static int fly(struct stage *stage, struct staging_flight *flight, uint64_t stag
 
 		host.at = staging ? staging + (cursor.at - flight->begin.at)
 				  : direct + (uintptr_t)cursor.piece->data + cursor.done;
+		if (!staging)
+			nbytes = up_to_best_place(host.at, nbytes, stage->to_gpu);
 		nbytes = core_cut_copy(stage->to_gpu ? &gpu : &host, stage->to_gpu ? &host : &gpu,
 				       nbytes, 0, &pieces[count++]);
 		if (cursor.at + nbytes == end)

@@ -405,8 +405,11 @@ static bool launch_dma(struct channel *channel, uint32_t launch)
 	if (launch & ~LAUNCH_KNOWN || LAUNCH_TRANSFER(launch) == 3 || kind > 1 ||
 	    (intr != 0 && intr != 2))
 		return fail(channel, copy_xid(channel), "launch 0x%x", launch);
-	if (LAUNCH_TRANSFER(launch) && !launch_transfer(channel, launch))
-		return false;
+	if (LAUNCH_TRANSFER(launch)) {
+		if (!launch_transfer(channel, launch))
+			return false;
+		ledger_transfer_add();
+	}
 	if (kind) {
 		if (launch & LAUNCH_FLUSH && !drain(channel))
 			return false;

@@ -44,7 +44,7 @@ struct texts {
 };
 
 static struct texts violations, xids;
-static int entries;
+static int entries, transfers;
 static bool dropping_inherited;
 
 /* A device node that speaks for a control file. */
@@ -111,6 +111,11 @@ void ledger_violation_add(const char *format, ...)
 void ledger_entry_add(void)
 {
 	__atomic_add_fetch(&entries, 1, __ATOMIC_RELAXED);
+}
+
+void ledger_transfer_add(void)
+{
+	__atomic_add_fetch(&transfers, 1, __ATOMIC_RELAXED);
 }
 
 void ledger_xid_add(const char *format, ...)
@@ -557,6 +562,7 @@ int ledger_count(const char *what)
 		{"dma_mappings", dma_mappings},
 		{"xids", xids.count},
 		{"entries", __atomic_load_n(&entries, __ATOMIC_RELAXED)},
+		{"transfers", __atomic_load_n(&transfers, __ATOMIC_RELAXED)},
 		{"stalls", clock_stalls()},
 		{"sleepers", event_sleepers()},
 		{"wakes", event_wakes()},

@@ -154,6 +154,7 @@ __attribute__((format(printf, 1, 2))) void ledger_violation_add(const char *form
 __attribute__((format(printf, 1, 2))) void ledger_xid_add(const char *format, ...);
 /* Count an entry of a channel's ring that is worked off. */
 void ledger_entry_add(void);
+void ledger_transfer_add(void);
 
 /* Let the threads that wait for the lock run. */
 void ledger_pause(void);

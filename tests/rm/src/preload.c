@@ -276,7 +276,8 @@ SECOND_NAME(mmap64, mmap);
 /*
  * For tests. What: clients, devices, objects, mappings (in RM), views (of mmap), files (open
  * descriptors of nodes), parts (channels and what they take, but for memory), channels,
- * dma_mappings, xids, violations, entries (of rings, so far), stalls. -1 for any other word.
+ * dma_mappings, xids, violations, entries (of rings, so far), transfers (so far), stalls. -1 for
+ * any other word.
  */
 EXPORT int fakerm_count(const char *what);
 EXPORT const char *fakerm_violation(int index);

@@ -108,8 +108,9 @@ class KernelEnd(End):
             self._ring._begin(0)  # before the CPU's end, told of this one, looks at the ring
             named.watch(self)
             with self._condition:
-                self._ring._begin(self._caller)
-                self._ended = False  # the thread may have looked meanwhile; no kernel has
+                if not self._lost:
+                    self._ring._begin(self._caller)
+                    self._ended = False  # the thread may have looked meanwhile; no kernel has
             undo.forget()
 
     @property

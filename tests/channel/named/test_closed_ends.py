@@ -12,6 +12,7 @@ from ringchildren import GONE, SOON, hearing, until, until_closed, word
 
 import gdrpy
 from gdrpy.channel import KernelEnd
+from gdrpy.channel.named import Named
 
 
 class TestClosedEnd:
@@ -109,6 +110,19 @@ class TestFailure:
             with pytest.raises(gdrpy.Closed, match=message) as caught:
                 answer.result()
             assert caught.value.__cause__ is error
+
+    def test_closes_the_kernels_end_that_is_being_made(self, broker, channel, monkeypatch):
+        watch, error = Named.watch, ZeroDivisionError("by a test")
+
+        def fail_at_once(named, end):
+            watch(named, end)
+            end._fail(error)
+
+        monkeypatch.setattr(Named, "watch", fail_at_once)
+        with KernelEnd(broker, "ring") as end:
+            assert end.reader().pop(SOON) is None
+            with pytest.raises(gdrpy.Closed, match=r"KernelEnd.wait: the thread that hears"):
+                end.wait()
 
     def test_closes_the_kernels_end(self, broker, channel, fail):
         with KernelEnd(broker, "ring") as end:

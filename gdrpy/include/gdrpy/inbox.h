@@ -202,7 +202,12 @@ GDR_KERNEL void gdr_slot_put16(const struct gdr_slots *slots, unsigned long long
 	gdr_store_pair(address + 16, stamp | words[2], stamp | words[3]);
 }
 
-/* gdr_slot_load(), or if `acquires` is 0, gdr_slot_load_relaxed(). */
+/*
+ * Load the slot's words of `count` times 16 bytes of a record, from number `piece` on, 4 for each,
+ * and return whether all have arrived: their low halves are the record. If `acquires`, a thread
+ * that has any of them sees what was stored before the record, so the last load alone orders what
+ * follows. Without that it takes less time.
+ */
 GDR_KERNEL int gdr_slot_look(const struct gdr_slots *slots, unsigned long long number,
 			     unsigned int piece, unsigned int count, unsigned long long *words,
 			     int acquires)
@@ -227,23 +232,11 @@ GDR_KERNEL int gdr_slot_look(const struct gdr_slots *slots, unsigned long long n
 	return !((even | odd) >> 32);
 }
 
-/*
- * Load the slot's words of `count` times 16 bytes of a record, from number `piece` on, 4 for each,
- * and return whether all have arrived: their low halves are the record. A thread that has any of
- * them sees what was stored before the record, so the last load alone orders what follows.
- */
+/* The same, acquiring. */
 GDR_KERNEL int gdr_slot_load(const struct gdr_slots *slots, unsigned long long number,
 			     unsigned int piece, unsigned int count, unsigned long long *words)
 {
 	return gdr_slot_look(slots, number, piece, count, words, 1);
-}
-
-/* The same in less time, for a record that tells of nothing else that was stored. */
-GDR_KERNEL int gdr_slot_load_relaxed(const struct gdr_slots *slots, unsigned long long number,
-				     unsigned int piece, unsigned int count,
-				     unsigned long long *words)
-{
-	return gdr_slot_look(slots, number, piece, count, words, 0);
 }
 
 /* The numbers of the next `count` records, from the one returned on. */

@@ -522,6 +522,22 @@ static void a_request_counts_though_its_caller_died_between_its_copies(void)
 	}
 }
 
+static void requests_that_were_not_taken_stay_whole_though_their_caller_died(void)
+{
+	struct core_requests requests = new_requests();
+	struct record found;
+
+	for (uint64_t i = 0; i < CAPACITY; i++)
+		push(&requests);
+	core_requests_clear_next(&requests);
+	for (uint64_t i = 0; i < CAPACITY; i++) {
+		CHECK_EQ(look(i, &found), 1);
+		check_made(&found, REQUEST, i);
+		CHECK_EQ(look_at_twin(i, &found), 1);
+		check_made(&found, REQUEST, i);
+	}
+}
+
 CHECK_MAIN(TEST(kernels_in_other_languages_find_the_fields_at_their_offsets),
 	   TEST(a_new_link_has_no_request_and_no_answer_whatever_its_memory_held),
 	   TEST(a_request_has_come_when_its_last_word_has_whichever_that_is),
@@ -534,4 +550,5 @@ CHECK_MAIN(TEST(kernels_in_other_languages_find_the_fields_at_their_offsets),
 	   TEST(the_next_server_begins_after_what_the_one_before_answered),
 	   TEST(a_server_that_told_nothing_is_followed_within_the_ring),
 	   TEST(a_request_counts_though_its_caller_died_before_it_told),
-	   TEST(a_request_counts_though_its_caller_died_between_its_copies))
+	   TEST(a_request_counts_though_its_caller_died_between_its_copies),
+	   TEST(requests_that_were_not_taken_stay_whole_though_their_caller_died))

@@ -163,32 +163,26 @@ void core_requests_open(const struct core_requests *requests)
 	gdr_publish(word(requests->link.end), 0);
 }
 
+/* Remove the words of a record that was not stored to its end. */
+static void remove_part(const struct gdr_slots *slots, uint64_t number)
+{
+	unsigned long long address = gdr_slot_address(slots, number, 0);
+	uint64_t stamp = gdr_slot_stamp(slots, number);
+
+	for (uint64_t at = 0; at < 2 * slots->record_nbytes; at += 8)
+		if (gdr_load(address + at) >> 32 == stamp >> 32)
+			gdr_store(address + at, gdr_slot_stamp(slots, number - slots->capacity));
+}
+
 void core_requests_clear_next(const struct core_requests *requests)
 {
 	uint64_t number = core_requests_count(requests);
 	struct gdr_slots copies[2];
 	unsigned int count = find_copies(requests, copies);
 
-	for (unsigned int i = 0; i < count; i++) {
-		char *slot = (char *)(uintptr_t)gdr_slot_address(&copies[i], number, 0);
-		uint64_t other = gdr_slot_stamp(&copies[i], number - copies[i].capacity);
-
-		for (uint64_t at = 0; at < 2 * copies[i].record_nbytes; at += sizeof(other))
-			core_copy_to(requests->type, slot + at, &other, sizeof(other));
-	}
+	for (unsigned int i = 0; i < count; i++)
+		remove_part(&copies[i], number);
 	core_store_fence();
-}
-
-/* Remove the words of an answer that its server did not finish. */
-static void remove_part(const struct gdr_slots *answers, uint64_t number)
-{
-	unsigned long long address = gdr_slot_address(answers, number, 0);
-	uint64_t stamp = gdr_slot_stamp(answers, number);
-
-	for (uint64_t at = 0; at < 2 * answers->record_nbytes; at += 8)
-		if (gdr_load(address + at) >> 32 == stamp >> 32)
-			gdr_store(address + at,
-				  gdr_slot_stamp(answers, number - answers->capacity));
 }
 
 uint64_t core_requests_take_over(const struct core_requests *requests)

@@ -67,8 +67,8 @@ void core_requests_close(const struct core_requests *requests, uint64_t pushed);
 void core_requests_open(const struct core_requests *requests);
 
 /*
- * Empty the slot of the request that is next, in which a caller that died may have left a part of
- * one. No kernel may look at it meanwhile.
+ * Remove the part of the request that is next, which a caller that died may have left. The request
+ * before in its slot stays, which may still be taken. No kernel may look at them meanwhile.
  */
 void core_requests_clear_next(const struct core_requests *requests);
 

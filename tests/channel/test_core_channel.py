@@ -8,6 +8,7 @@ import pytest
 
 import gdrpy
 from gdrpy._core import _mapping
+from gdrpy.channel.named import CPU_END
 
 
 @pytest.fixture
@@ -190,6 +191,22 @@ class TestMemoryOfALink:
     def test_is_of_a_link_alone_where_answers_are_named(self, gpu_memory, host_memory):
         with pytest.raises(ValueError, match="Channel: record_nbytes, capacity or the mappings'"):
             _mapping.Channel(gpu_memory, host_memory, 16, 8, 16)
+
+
+class TestCallerOfALink:
+    def test_goes_on_after_callers_each_of_which_died_before_it_told(self, memory):
+        nbytes = _mapping.LINK_NBYTES + 4 * 32
+        with gdrpy.alloc(nbytes) as region, gdrpy.page_locked(128 + 4 * 32) as host:
+            region.cpu.write(bytes(nbytes))
+            host.write(bytes(host.nbytes))
+            for caller in range(1, 4):
+                link = _mapping.Link(region.cpu, host, 16, 4, 16, CPU_END, caller)
+                host.store(72, caller, 8)  # the kernel's end takes it up
+                told = host.load(64, 8)
+                answer = _mapping.Answer(link, bytes(16))
+                host.store(64, told, 8)
+                assert answer.number == caller - 1
+                del answer, link
 
 
 class TestClearingOfManySlots:

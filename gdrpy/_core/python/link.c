@@ -386,6 +386,8 @@ static void join(struct link *self)
 	uint64_t capacity = self->end.link.answers.capacity, pushed, number;
 
 	pushed = self->end.pushed = core_requests_count(&self->end);
+	/* Now, or a caller that dies before it tells of its first hides the one before. */
+	__atomic_store_n(self->end.told, pushed, __ATOMIC_RELEASE);
 	self->lost_below = began(self);
 	self->state = CORE_END_WAITING;
 	core_ring_store(&self->memory, CORE_LINK_CLOSER, 0);

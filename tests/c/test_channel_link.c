@@ -522,6 +522,19 @@ static void a_request_counts_though_its_caller_died_between_its_copies(void)
 	}
 }
 
+static void a_caller_that_lives_may_push_while_its_requests_are_counted(void)
+{
+	struct core_requests requests = new_requests();
+	uint64_t *second, newer;
+
+	push(&requests);
+	*requests.told = 0;
+	second = word_of(given()->twin, 0, 3);
+	*second = newer = 2ull * CAPACITY << 32 | 7; /* of request CAPACITY, which follows */
+	CHECK_EQ(core_requests_count(&requests), 1);
+	CHECK_EQ(*second, newer);
+}
+
 static void requests_that_were_not_taken_stay_whole_though_their_caller_died(void)
 {
 	struct core_requests requests = new_requests();
@@ -551,4 +564,5 @@ CHECK_MAIN(TEST(kernels_in_other_languages_find_the_fields_at_their_offsets),
 	   TEST(a_server_that_told_nothing_is_followed_within_the_ring),
 	   TEST(a_request_counts_though_its_caller_died_before_it_told),
 	   TEST(a_request_counts_though_its_caller_died_between_its_copies),
+	   TEST(a_caller_that_lives_may_push_while_its_requests_are_counted),
 	   TEST(requests_that_were_not_taken_stay_whole_though_their_caller_died))

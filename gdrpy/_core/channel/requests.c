@@ -126,21 +126,37 @@ void core_requests_push(struct core_requests *requests, const char *record)
 	__atomic_store_n(requests->told, requests->pushed, __ATOMIC_RELEASE);
 }
 
-/* Whether a copy of a request is whole. The other one is made from it. */
+/*
+ * Complete a copy of a request from the other one, which is whole. If its caller lives, it may have
+ * pushed the next request into the slot by now: newer words stay.
+ */
+static void complete(const struct gdr_slots *to, const struct gdr_slots *from, uint64_t number)
+{
+	unsigned long long target = gdr_slot_address(to, number, 0);
+	unsigned long long source = gdr_slot_address(from, number, 0);
+	uint64_t stamp = gdr_slot_stamp(to, number);
+
+	for (uint64_t at = 0; at < 2 * to->record_nbytes; at += 8) {
+		uint64_t found = gdr_load(source + at);
+
+		if (found >> 32 == stamp >> 32 &&
+		    (int32_t)((gdr_load(target + at) - stamp) >> 32) < 0)
+			gdr_store(target + at, found);
+	}
+	core_store_fence();
+}
+
+/* Whether a copy of a request is whole. The other one is completed. */
 static bool is_whole(const struct core_requests *requests, uint64_t number)
 {
 	struct gdr_slots copies[2];
 	unsigned int count = find_copies(requests, copies);
 
 	for (unsigned int i = 0; i < count; i++) {
-		const uint64_t *from = (uint64_t *)gdr_slot_address(&copies[i], number, 0);
-		char *to = (char *)gdr_slot_address(&copies[count - 1 - i], number, 0);
-
 		if (!gdr_slot_get(&copies[i], number, NULL))
 			continue;
-		for (uint64_t at = 0; count == 2 && at < 2 * copies[i].record_nbytes; at += 8)
-			core_copy_to(requests->type, to + at, &from[at / 8], 8);
-		core_store_fence();
+		if (count == 2)
+			complete(&copies[1 - i], &copies[i], number);
 		return true;
 	}
 	return false;

@@ -535,6 +535,26 @@ static void a_caller_that_lives_may_push_while_its_requests_are_counted(void)
 	CHECK_EQ(*second, newer);
 }
 
+static void a_part_of_a_request_that_was_taken_and_answered_is_followed_by_the_whole(void)
+{
+	struct core_requests requests = new_requests();
+
+	for (uint64_t number = 0; number < CAPACITY + 2; number++) {
+		push(&requests);
+		answer(number); /* by a kernel that needs no more than the first words */
+		gdr_store(requests.link.taken, number + 1);
+	}
+	*requests.told = CAPACITY + 1;
+	*word_of(given()->requests.address, CAPACITY + 1, 2 * WORDS - 1) = 0;
+	*word_of(given()->twin, CAPACITY + 1, 2 * WORDS - 1) = 0;
+	core_requests_clear_next(&requests);
+	CHECK_EQ(core_requests_count(&requests), CAPACITY + 1);
+	CHECK_EQ(gdr_load_acquire(given()->taken), CAPACITY + 1);
+	CHECK_EQ(gdr_slot_get(&given()->answers, CAPACITY + 1, NULL), 0);
+	CHECK_EQ(gdr_slot_get(&given()->answers, 1, NULL), 1); /* else its place is never free */
+	CHECK_EQ(gdr_slot_get(&given()->answers, CAPACITY, NULL), 1);
+}
+
 static void requests_that_were_not_taken_stay_whole_though_their_caller_died(void)
 {
 	struct core_requests requests = new_requests();
@@ -565,4 +585,5 @@ CHECK_MAIN(TEST(kernels_in_other_languages_find_the_fields_at_their_offsets),
 	   TEST(a_request_counts_though_its_caller_died_before_it_told),
 	   TEST(a_request_counts_though_its_caller_died_between_its_copies),
 	   TEST(a_caller_that_lives_may_push_while_its_requests_are_counted),
+	   TEST(a_part_of_a_request_that_was_taken_and_answered_is_followed_by_the_whole),
 	   TEST(requests_that_were_not_taken_stay_whole_though_their_caller_died))

@@ -199,6 +199,9 @@ void core_requests_clear_next(const struct core_requests *requests)
 	for (unsigned int i = 0; i < count; i++)
 		remove_part(&copies[i], number);
 	core_store_fence();
+	remove_part(&requests->link.answers, number);
+	if (gdr_load_acquire(requests->link.taken) > number)
+		gdr_publish(word(requests->link.taken), number);
 }
 
 uint64_t core_requests_take_over(const struct core_requests *requests)

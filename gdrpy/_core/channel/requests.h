@@ -67,8 +67,9 @@ void core_requests_close(const struct core_requests *requests, uint64_t pushed);
 void core_requests_open(const struct core_requests *requests);
 
 /*
- * Remove the part of the request that is next, which a caller that died may have left. The request
- * before in its slot stays, which may still be taken. No kernel may look at them meanwhile.
+ * Remove the part of the request that is next, which a caller that died may have left, and its
+ * answer: a kernel that loads less than whole requests may have taken it. The request before in its
+ * slot stays, which may still be taken. No kernel may look at them meanwhile.
  */
 void core_requests_clear_next(const struct core_requests *requests);
 

@@ -600,21 +600,13 @@ class LinkServer
 	 */
 	__device__ uint4 load16(unsigned long long i, unsigned int piece) const
 	{
-		Slot<uint4> slot;
-
-		while (!gdr_slot_load(&link_.requests, popped_ + i, piece, slot.pieces, slot.words))
-			;
-		return slot.record();
+		return load_from<uint4>(i, piece);
 	}
 
 	/* A ready request as a T, a trivial type of up to record_nbytes bytes. */
 	template <class T> __device__ T load(unsigned long long i) const
 	{
-		Slot<T> slot;
-
-		while (!gdr_slot_load(&link_.requests, popped_ + i, 0, slot.pieces, slot.words))
-			;
-		return slot.record();
+		return load_from<T>(i, 0);
 	}
 
 	/*
@@ -774,11 +766,25 @@ class LinkServer
 		return true;
 	}
 
-	__device__ bool has_ended() const
+	/* Whether request i, counted from 0, never will come. */
+	__device__ bool has_ended(unsigned long long i = 0) const
 	{
 		unsigned long long end = gdr_load(link_.end);
 
-		return end && popped_ >= end - 1;
+		return end && popped_ + i >= end - 1;
+	}
+
+	/* Waits for bytes of request i; at the end for none, as its caller may have died. */
+	template <class T> __device__ T load_from(unsigned long long i, unsigned int piece) const
+	{
+		Slot<T> slot;
+
+		for (unsigned int looks = 1; !gdr_slot_load(&link_.requests, popped_ + i, piece,
+							    slot.pieces, slot.words);
+		     looks++)
+			if (looks % END_LOOKS == 0 && has_ended(i))
+				break;
+		return slot.record();
 	}
 
 	/* In rounds of up to 64 bytes, whose loads are on their way at once. */

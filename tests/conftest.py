@@ -29,6 +29,10 @@ _PAGE_TABLES = 256 << 10
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+# Here and in all processes that tests start: at each import numpy's and torch's second threads spin
+# for longer than the import takes.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 def on_real_gpu(config: pytest.Config) -> bool:
     return config.getoption("markexpr") == "gpu"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import multiprocessing
 import os
 import signal
 import tempfile
@@ -32,6 +33,9 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Here and in all processes that tests start: at each import numpy's and torch's second threads spin
 # for longer than the import takes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# The server of forks imports torch once, which takes a second, for all processes that it forks.
+multiprocessing.set_forkserver_preload(["gdrpy.torch"])
 
 
 def on_real_gpu(config: pytest.Config) -> bool:

@@ -28,7 +28,7 @@ class Worker:
     """A process that does what it is asked with tensors, and answers."""
 
     def __init__(self) -> None:
-        self.context: Any = multiprocessing.get_context("spawn")
+        self.context: Any = multiprocessing.get_context("forkserver")
         self._inbox, self._outbox = self.context.SimpleQueue(), self.context.SimpleQueue()
         self.process = self.context.Process(
             target=_serve, args=(self._inbox, self._outbox), daemon=True

@@ -481,7 +481,7 @@ class TestSender:
     @pytest.mark.parametrize("kind", ["own", "anonymous"])
     @pytest.mark.parametrize("stays", [True, False])
     def test_may_end_when_the_tensor_was_received(self, kind, stays):
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
         with temporary() as path, gdrpy.connect(path) as broker:
             ours, theirs = context.Pipe()
             arguments = (None if kind == "own" else path, theirs, stays)

@@ -26,7 +26,7 @@ COMMANDS = [
     ["info"],
     ["copybw", "--sizes", "64K,1M", "--seconds", "0.001"],
     ["copylat", "--sizes", "4,64K", "--seconds", "0.001"],
-    ["pplat", "--count", "20"],
+    ["pplat", "--count", "3"],
     ["apiperf", "--count", "3"],
     ["tune", "--dry-run"],
     ["tune", "--show"],

@@ -555,7 +555,7 @@ class CpuEnd(Named):
         with self._changed:
             if found is None:
                 ring._set_state(LOST, 0, None)
-                self._lost = "it was deleted, or the broker lost its state"
+                self._lost = "its name was deleted, or the broker lost its state"
             else:
                 self._had_kernel |= found.kernel is not None or self.kernel_name in ready
                 if found.kernel is None:

@@ -224,6 +224,16 @@ static bool may_wait(void *context)
 	return core_link_usable(wait->link, wait->method);
 }
 
+static const char *why_unanswered(struct link *self, uint64_t number)
+{
+	if (!is_lost(self, number))
+		return "was not answered, and the kernel has stopped";
+	if (self->state == CORE_END_GONE)
+		return "was not answered, and its kernel's process is gone: when "
+		       "wait_for_kernel() has returned, its answer may still come";
+	return "never will be answered: its kernel's process had taken it, and is gone";
+}
+
 /* Wait until the answer to a request is at *record, where it goes; false with an exception set. */
 static bool wait_for_answer(struct link *self, const char *method, uint64_t number, int64_t timeout,
 			    PyObject *const *record)
@@ -242,13 +252,13 @@ static bool wait_for_answer(struct link *self, const char *method, uint64_t numb
 		return true;
 	if (has_arrived(self, number)) /* also what came just before the kernel stopped */
 		return move_answer(self, number);
-	if (end != CORE_SPIN_LATE && self->state == CORE_END_UNHEARD)
+	if (end == CORE_SPIN_LATE)
+		return core_raise(core_error_timeout, "%s: request %llu was not answered in time",
+				  method, (unsigned long long)number);
+	if (self->state == CORE_END_UNHEARD || self->state == CORE_END_LOST)
 		return core_ring_refuse(&self->memory, method, self->state);
-	return core_raise(end == CORE_SPIN_LATE ? core_error_timeout : core_error_closed,
-			  "%s: request %llu was not answered%s", method, (unsigned long long)number,
-			  end == CORE_SPIN_LATE	   ? " in time"
-			  : !is_lost(self, number) ? ", and the kernel has stopped"
-						   : ", and its kernel's process is gone");
+	return core_raise(core_error_closed, "%s: request %llu %s", method,
+			  (unsigned long long)number, why_unanswered(self, number));
 }
 
 static PyObject *link_call(struct link *self, CORE_PARAMETERS)

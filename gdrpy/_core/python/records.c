@@ -123,7 +123,8 @@ bool core_ring_refuse(const struct core_ring_memory *memory, const char *method,
 	static const char *const reasons[] = {
 		[CORE_END_GONE] = "the kernel's end was closed, or its process has ended: try "
 				  "again when a process has opened it",
-		[CORE_END_LOST] = "it was deleted, or the broker lost its state: open it again",
+		[CORE_END_LOST] = "its name was deleted, or the broker lost its state: open it "
+				  "again",
 		[CORE_END_UNHEARD] = "the thread that hears of the kernel's end has failed: open "
 				     "this end again",
 	};

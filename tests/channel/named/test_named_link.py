@@ -33,7 +33,11 @@ class TestLink:
             server.answer(0, word(10))
             server.answer(2, word(12))
             del server
-        with pytest.raises(gdrpy.Closed, match="request 1 was not answered, and its kernel's pro"):
+        message = (
+            r"Answer.result: request 1 was not answered, and its kernel's process is gone: when "
+            r"wait_for_kernel\(\) has returned, its answer may still come$"
+        )
+        with pytest.raises(gdrpy.Closed, match=message):
             answers[1].result(SOON)
         assert [answers[number].result(SOON) for number in (0, 2)] == [word(10), word(12)]
         with KernelEnd(broker, "ring") as end:
@@ -46,8 +50,18 @@ class TestLink:
                     break
                 except gdrpy.Closed:  # of the end before
                     continue
-            with pytest.raises(gdrpy.Closed, match="request 1 was not answered"):
+            message = "request 1 never will be answered: its kernel's process had taken it, and is"
+            with pytest.raises(gdrpy.Closed, match=message):
                 answers[1].result(SOON)
+
+    def test_whose_name_is_deleted_says_so_to_a_call_that_waits(self, broker, link, other_thread):
+        with KernelEnd(broker, "ring") as end:
+            calling = other_thread.submit(link.call, word(1), SOON)
+            assert end.server().pop(SOON) == word(1)
+            gdrpy.channel.delete(broker, "ring")
+            message = "Link.call: its name was deleted, or the broker lost its state: open it again"
+            with pytest.raises(gdrpy.Closed, match=message):
+                calling.result(SOON)
 
     def test_goes_on_with_the_next_caller_after_wait(self, broker, link):
         with KernelEnd(broker, "ring") as end:

@@ -63,7 +63,7 @@ class TestName:
     def test_is_free_after_it_was_deleted_and_its_ends_are_closed(self, broker, channel):
         with KernelEnd(broker, "ring") as end:
             gdrpy.channel.delete(broker, "ring")
-            message = "it was deleted, or the broker lost its state: open it again"
+            message = "its name was deleted, or the broker lost its state: open it again"
             assert message in until_closed(lambda: channel.push(word(1), 0.01))
             assert "'ring' was deleted, or the broker lost" in until_closed(lambda: end.wait(SOON))
         channel.close()
@@ -74,7 +74,7 @@ class TestName:
     def test_without_one_of_its_regions_is_lost_to_both_ends(self, broker, channel, name):
         with KernelEnd(broker, "ring") as end:
             broker.delete(name)
-            message = "it was deleted, or the broker lost its state: open it again"
+            message = "its name was deleted, or the broker lost its state: open it again"
             assert message in until_closed(lambda: channel.push(word(1), 0.01))
             assert "'ring' was deleted, or the broker lost" in until_closed(lambda: end.wait(SOON))
 

@@ -51,7 +51,7 @@ class TestWaitForKernel:
             waiting = executor.submit(channel.wait_for_kernel)
             until(lambda: channel._named._changed._waiters)
             gdrpy.channel.delete(broker, "ring")
-            with pytest.raises(gdrpy.Closed, match="wait_for_kernel: it was deleted, or the bro"):
+            with pytest.raises(gdrpy.Closed, match="wait_for_kernel: its name was deleted, or the"):
                 waiting.result(SOON)
 
     def test_of_a_forked_child_is_refused_whatever_its_parent_does(self, channel):

@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -76,11 +76,12 @@ def run_examples(page: str, **environment: str) -> str:
     They give the warnings that the page shows, and no others.
     """
     text = (TOP / page).read_text()
-    with NamedTemporaryFile("w", suffix=".py") as program:  # a file, for processes that it spawns
-        program.write("\n".join(RUNNABLE.findall(text)))
-        program.flush()
+    # A file, for processes that it spawns, in a folder whose modules it finds first.
+    with TemporaryDirectory() as folder:
+        program = Path(folder, "program.py")
+        program.write_text("\n".join(RUNNABLE.findall(text)))
         done = subprocess.run(
-            [sys.executable, program.name],
+            [sys.executable, program],
             env=os.environ | environment,
             capture_output=True,
             text=True,

@@ -402,12 +402,12 @@ static void a_caller_that_was_killed_leaves_whole_requests(void)
 	}
 }
 
-/* From the request on that no server has released. */
+/* From the request on that no server has answered, or released. */
 static void serve_for_ever(struct core_requests *requests)
 {
 	struct record found;
 
-	for (uint64_t number = gdr_load_acquire(requests->link.taken);; number++) {
+	for (uint64_t number = core_requests_take_over(requests);; number++) {
 		while (!look(number, &found))
 			sched_yield();
 		check_made(&found, REQUEST, number);

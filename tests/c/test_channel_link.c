@@ -122,6 +122,16 @@ static int look_at_twin(uint64_t number, struct record *record)
 	return look_at(&twin, number, record);
 }
 
+static void check_pushed(uint64_t number)
+{
+	struct record found;
+
+	CHECK_EQ(look(number, &found), 1);
+	check_made(&found, REQUEST, number);
+	CHECK_EQ(look_at_twin(number, &found), 1);
+	check_made(&found, REQUEST, number);
+}
+
 /* Where a word of a request lies in its slots. */
 static uint64_t *word_of(unsigned long long requests, uint64_t number, uint64_t word)
 {
@@ -515,10 +525,7 @@ static void a_request_counts_though_its_caller_died_between_its_copies(void)
 		memset(word_of(torn, number, 3), 0, sizeof(uint64_t));
 		CHECK_EQ(look(number, &found) + look_at_twin(number, &found), 1);
 		CHECK_EQ(core_requests_count(&requests), number + 1);
-		CHECK_EQ(look(number, &found), 1);
-		check_made(&found, REQUEST, number);
-		CHECK_EQ(look_at_twin(number, &found), 1);
-		check_made(&found, REQUEST, number);
+		check_pushed(number);
 	}
 }
 
@@ -558,17 +565,12 @@ static void a_part_of_a_request_that_was_taken_and_answered_is_followed_by_the_w
 static void requests_that_were_not_taken_stay_whole_though_their_caller_died(void)
 {
 	struct core_requests requests = new_requests();
-	struct record found;
 
 	for (uint64_t i = 0; i < CAPACITY; i++)
 		push(&requests);
 	core_requests_clear_next(&requests);
-	for (uint64_t i = 0; i < CAPACITY; i++) {
-		CHECK_EQ(look(i, &found), 1);
-		check_made(&found, REQUEST, i);
-		CHECK_EQ(look_at_twin(i, &found), 1);
-		check_made(&found, REQUEST, i);
-	}
+	for (uint64_t i = 0; i < CAPACITY; i++)
+		check_pushed(i);
 }
 
 CHECK_MAIN(TEST(kernels_in_other_languages_find_the_fields_at_their_offsets),

@@ -84,7 +84,8 @@ void core_requests_begin(const struct core_requests *requests, char *memory, uin
 static void copy_stamped(const struct core_requests *requests, const char *record)
 {
 	const struct gdr_slots *slots = &requests->link.requests;
-	uint64_t stamp = gdr_slot_stamp(slots, requests->pushed), twin = twin_offset(slots);
+	uint64_t stamp = gdr_slot_stamp(slots, requests->pushed);
+	uint64_t twin = requests->link.twin - slots->address;
 	char *slot = (char *)(uintptr_t)gdr_slot_address(slots, requests->pushed, 0);
 	_Alignas(64) uint64_t words[CHUNK_NBYTES / 4];
 

@@ -701,8 +701,9 @@ class LinkServer
 	};
 
 	/*
-	 * Clock cycles of a few loads of a word, each of which begins when the last has ended: it
-	 * is at an address that no compiler knows before, as none knows that `zero` is 0.
+	 * Clock cycles of a few loads of a word. Each begins when the last has ended, which its
+	 * address depends on: no compiler knows that `zero` is 0. They are volatile, because
+	 * compilers drop relaxed loads whose values are not used.
 	 */
 	static __device__ long long time_loads(unsigned long long address, unsigned int zero)
 	{

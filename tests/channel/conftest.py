@@ -27,10 +27,11 @@ def memory(nothing_leaks: None, request: pytest.FixtureRequest) -> Iterator[None
     """Every test here also proves that nothing leaks, once pytest lets its arguments go, and the
     threads of ends that were dropped have noticed.
     """
+    before = set(threading.enumerate())  # a test that failed keeps what it made, and its thread
     yield
     request.node.funcargs.clear()
     gc.collect()
-    for thread in threading.enumerate():
+    for thread in set(threading.enumerate()) - before:
         if thread.name == "gdrpy-ring":
             thread.join(SOON)
 

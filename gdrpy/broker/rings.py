@@ -1,4 +1,4 @@
-"""The names and the metadata of a ring's regions, which both ends use: see docs/channel.md."""
+"""The names and the metadata of a ring's regions, for both ends: see docs/channel-protocol.md."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A named ring is two regions of a broker, NAME in GPU memory and NAME/host in host memory. Each end
 holds a region of its own, NAME/kernel or NAME/cpu, which the broker deletes when the process ends:
-by these the ends know of each other. docs/channel.md describes the protocol.
+by these the ends know of each other. docs/channel-protocol.md describes the protocol.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 /*
  * An inbox, both ends of it. The kernel's end is the code that kernels run, compiled for the CPU:
  * threads and processes stand in for the threads of kernels. Many of them make this the litmus test
- * of docs/channel.md, by ThreadSanitizer and on arm64 too.
+ * of docs/channel-protocol.md, by ThreadSanitizer and on arm64 too.
  */
 #define _GNU_SOURCE /* REG_EFL */
 

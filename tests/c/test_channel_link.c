@@ -2,7 +2,7 @@
 /*
  * A link, both ends of it. The kernel's end is the code that kernels run, compiled for the CPU:
  * threads and processes stand in for the threads of kernels. Many of them make this the litmus test
- * of docs/channel.md, by ThreadSanitizer and on arm64 too.
+ * of docs/channel-protocol.md, by ThreadSanitizer and on arm64 too.
  */
 #include "channel/inbox.h"
 #include "channel/requests.h"

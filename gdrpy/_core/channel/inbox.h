@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * An inbox's memory, and a producer on the CPU that stands in for kernels. The header that kernels
- * include has both ends; docs/channel.md describes the protocol.
+ * include has both ends; docs/channel-protocol.md describes the protocol.
  */
 #ifndef GDRPY_CHANNEL_INBOX_H
 #define GDRPY_CHANNEL_INBOX_H

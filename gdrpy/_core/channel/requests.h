@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * A link's memory, and the CPU's end of it. The header that kernels include has their end;
- * docs/channel.md describes the protocol. The answers are read by gdr_slot_get().
+ * docs/channel-protocol.md describes the protocol. The answers are read by gdr_slot_get().
  */
 #ifndef GDRPY_CHANNEL_REQUESTS_H
 #define GDRPY_CHANNEL_REQUESTS_H

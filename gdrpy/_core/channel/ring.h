@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The ring of a channel, from both ends. docs/channel.md describes the protocol. Neither end takes
- * a lock. Either may stop forever at any instruction; the other still sees only whole records.
+ * The ring of a channel, from both ends. docs/channel-protocol.md describes the protocol. Neither
+ * end takes a lock. Either may stop forever at any instruction; the other still sees only whole
+ * records.
  */
 #ifndef GDRPY_CHANNEL_RING_H
 #define GDRPY_CHANNEL_RING_H

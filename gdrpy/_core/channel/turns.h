@@ -3,7 +3,7 @@
  * Turns of several producers, threads of any processes, at the ring of a named channel. The lock is
  * a word in the shared host memory that holds the number of the producer whose turn it is. Records
  * count once the tail is published, so one that dies in its turn leaves none in part; another frees
- * the word. docs/channel.md describes the protocol.
+ * the word. docs/channel-protocol.md describes the protocol.
  */
 #ifndef GDRPY_CHANNEL_TURNS_H
 #define GDRPY_CHANNEL_TURNS_H

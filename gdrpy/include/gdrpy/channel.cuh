@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The kernel's end of channels, inboxes and links in CUDA C++. It needs only channel.h and inbox.h,
- * and compute capability 7.0 or newer. docs/channel.md describes the protocol.
+ * and compute capability 7.0 or newer. docs/channel-protocol.md describes the protocol.
  *
  *	extern "C" __global__ void serve(const gdr_channel *channel)
  *	{

@@ -2,7 +2,7 @@
 /*
  * A channel as its consumer sees it: fixed-size records in a ring, from one producer on the CPU to
  * one consumer on the GPU. And a link as its kernel sees it. For C, CUDA C++ and NVRTC;
- * docs/channel.md describes the protocols.
+ * docs/channel-protocol.md describes the protocols.
  */
 #ifndef GDRPY_CHANNEL_H
 #define GDRPY_CHANNEL_H

@@ -3,8 +3,8 @@
  * Slots for records whose every word is stamped with the record's number, and an inbox: a ring of
  * them in page-locked host memory, into which any thread of any kernel may push. Both ends, for C,
  * CUDA C++ and NVRTC, without another header; compiled for the CPU, the kernel's end is what stands
- * in for kernels in tests. docs/channel.md describes the protocol, and why its memory order is
- * right.
+ * in for kernels in tests. docs/channel-protocol.md describes the protocol, and why its memory
+ * order is right.
  */
 #ifndef GDRPY_INBOX_H
 #define GDRPY_INBOX_H

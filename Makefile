@@ -44,12 +44,12 @@ FREE_TESTS += tests/engine $(addprefix --ignore=tests/engine/test_,broker_with_e
 BUILDING := tests/benchmarks tests/docs tests/gdrapi tests/packaging tests/rm
 SERVING := tests/broker tests/cli
 
-# What tests/vm/check does, in parts.
+# What tests/vm/check does, in parts. Another one, platforms, needs no Python packages.
 GUESTS := kernels genuine bed inside contract
 
 .PHONY: help build tools demo test lint format test-c test-arm64 test-py test-py-building \
 	test-py-serving test-py-others test-threads test-vm bench ptx docs dist clean install uninstall \
-	install-broker uninstall-broker $(GUESTS:%=test-vm-%)
+	install-broker uninstall-broker gdrapi-programs $(GUESTS:%=test-vm-%) test-vm-platforms
 
 help:
 	@echo "make build   set up .venv and build the C parts; then: source $(VENV)/bin/activate"
@@ -77,13 +77,12 @@ demo: build
 	@echo "It works. Next, share memory between two processes, as docs/quick-start.md shows; use $(VENV) where it says env. Start:"
 	@echo "    source $(BIN)/activate && gdrpy serve"
 
-# The parts that take longest begin first, three at a time, for each waits now and then; and what one
-# says comes out whole. Some use the same C programs.
-test: lint
-	@$(MAKE) --no-print-directory -s -C tests/gdrapi plain
-	@echo "== C tests, Python tests, and the kernel module in QEMU guests: minutes of silence"
-	@$(MAKE) --no-print-directory -j3 --output-sync=target test-py-others test-py-building \
-		test-py-serving $(GUESTS:%=test-vm-%) test-c test-arm64
+# Three parts at a time, for each waits now and then; and what one says comes out whole. First what
+# needs no Python packages, beside their installation; then the parts that take longest.
+test:
+	@echo "== set-up, lint, C tests, Python tests, the kernel module in QEMU guests: minutes of silence"
+	@$(MAKE) --no-print-directory -j3 --output-sync=target lint test-c test-vm-platforms test-arm64 \
+		test-py-others test-py-building test-py-serving $(GUESTS:%=test-vm-%)
 
 lint: tools
 	@echo "== lint"
@@ -114,7 +113,11 @@ test-py: tools
 	@echo "== Python tests"
 	@$(BIN)/pytest -q
 
-test-py-building: tools
+# Several parts use these, and would make them at once.
+gdrapi-programs: build
+	@$(MAKE) --no-print-directory -s -C tests/gdrapi plain
+
+test-py-building: tools gdrapi-programs
 	@echo "== Python tests that build programs, pages and packages"
 	@$(BIN)/pytest -q $(BUILDING)
 
@@ -144,7 +147,8 @@ test-vm: tools
 	@echo "== the kernel module, in QEMU guests"
 	@tests/vm/check
 
-$(GUESTS:%=test-vm-%): test-vm-%: tools
+$(GUESTS:%=test-vm-%): tools gdrapi-programs
+test-vm-platforms $(GUESTS:%=test-vm-%): test-vm-%:
 	@echo "== the kernel module, in QEMU guests: $*"
 	@tests/vm/check $*
 

@@ -38,12 +38,21 @@ class MemoryStore(Store):
             self.drop(key)
 
 
+def close_memory(state: State) -> None:
+    """Close what goes with the process of other brokers, and would make later tests slow."""
+    for region in state.table.regions.values():
+        os.close(region.fd)
+        if region.readonly_fd is not None:
+            os.close(region.readonly_fd)
+
+
 @contextmanager
 def in_thread(path: str, resume_within: float, store: Store | None = None) -> Iterator[str]:
     """Serve at a path inside the block; returns the path."""
     with ExitStack() as stack:
         listener = stack.enter_context(unix.listen(path, 0o600, 16))
         state = State(store or Store())
+        stack.callback(close_memory, state)
         stack.callback(state.end)
         server = Server(listener, Service(state, Quotas(), "test", False), resume_within)
         serving = threading.Thread(target=server.run)

@@ -220,7 +220,7 @@ class State:
             self.store_replaced()
 
     def end(self) -> None:
-        """Drop the state and close its memory: the broker stops for good."""
+        """Drop the state, whose memory goes with the process: the broker stops for good."""
         self.store.end()
         self._journal.close()
         if self._next is not None:

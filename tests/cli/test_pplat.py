@@ -39,6 +39,14 @@ class TestPplat:
             *ROWS.values(),
         ]
 
+    @pytest.mark.parametrize(("needed", "shown"), [(21, "max"), (20, "p99.99")])
+    def test_shows_a_percentile_that_the_rounds_can_tell(self, capsys, monkeypatch, needed, shown):
+        monkeypatch.setattr(pplat, "_TAIL_ROUNDS", needed)
+        assert main(["pplat", *QUICK, "--what", "pop"]) == 0
+        (head,) = [line for line in capsys.readouterr().out.splitlines() if " median " in line]
+        columns = [word for word in head.split() if word in ("max", "p99.99")]
+        assert columns == [shown]
+
     def test_json_holds_the_distribution_of_each_way_and_who_answered(self, json_of):
         status, result = json_of("pplat", "--count", "30")
         assert status == 0

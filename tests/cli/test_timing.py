@@ -85,3 +85,9 @@ class TestTurns:
         rounds = [who for who, _ in log[3:]]
         assert all({*rounds[at : at + 3]} == {one, other, third} for at in range(0, 60, 3))
         assert all(a is not b for a, b in pairwise(rounds))
+
+    def test_of_few_calls_have_equally_many(self):
+        costs = [7, 10, 70, 140, 160, 10**6]
+        found = take_turns([Ticking(cost) for cost in costs], 1e-9, 227, 1)
+        assert [one.calls for one in found] == [32, 23, 3, 3, 3, 3]
+        assert [one.values for one in found] == [[cost] for cost in costs]

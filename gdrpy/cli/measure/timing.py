@@ -23,6 +23,8 @@ _exhaust = deque[object](maxlen=0).extend
 
 #: The length of a batch, well above the clock's grain, and the fewest batches.
 _SAMPLE_NS, _MIN_SAMPLES = 1e6, 3
+#: In a batch of fewer calls, the first one is a large part: it finds what another contender left.
+_MANY_CALLS = 16
 
 _random = random.Random(1)
 
@@ -154,8 +156,15 @@ def take_turns(
     Each round draws its order by lot, so that no contender always follows the same one and finds
     the CPU's caches as that left them; none follows itself. There are ``least`` to ``most`` rounds,
     within ``seconds`` if ``least`` allows it.
+
+    Batches of few calls have equally many: else of two equal contenders one might get two calls and
+    the other one, which finds cold caches and sleeping threads.
     """
-    turns = [(one, calls_for(one, batch), list[float]()) for one in contenders]
+    counts = [calls_for(one, batch) for one in contenders]
+    few = max((calls for calls in counts if calls < _MANY_CALLS), default=1)
+    turns = [
+        (one, max(calls, few), list[float]()) for one, calls in zip(contenders, counts, strict=True)
+    ]
     order = list(turns)
     deadline = time.monotonic() + seconds
     rounds = 0

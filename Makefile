@@ -78,7 +78,7 @@ demo: build
 	@echo "    source $(BIN)/activate && gdrpy serve"
 
 # Three parts at a time, for each waits now and then; and what one says comes out whole. First what
-# needs no Python packages, beside their installation; then the parts that take longest.
+# needs no Python packages, beside their installation; then lint, and the parts that take longest.
 test:
 	@echo "== set-up, lint, C tests, Python tests, the kernel module in QEMU guests: minutes of silence"
 	@$(MAKE) --no-print-directory -j3 --output-sync=target lint test-c test-vm-platforms test-arm64 \
@@ -113,11 +113,11 @@ test-py: tools
 	@echo "== Python tests"
 	@$(BIN)/pytest -q
 
-# Several parts use these, and would make them at once.
-gdrapi-programs: build
+# Two parts use these, and would make them at once.
+gdrapi-programs: tools
 	@$(MAKE) --no-print-directory -s -C tests/gdrapi plain
 
-test-py-building: tools gdrapi-programs
+test-py-building: gdrapi-programs
 	@echo "== Python tests that build programs, pages and packages"
 	@$(BIN)/pytest -q $(BUILDING)
 
@@ -147,7 +147,8 @@ test-vm: tools
 	@echo "== the kernel module, in QEMU guests"
 	@tests/vm/check
 
-$(GUESTS:%=test-vm-%): tools gdrapi-programs
+test-vm-inside: gdrapi-programs
+$(GUESTS:%=test-vm-%): tools
 test-vm-platforms $(GUESTS:%=test-vm-%): test-vm-%:
 	@echo "== the kernel module, in QEMU guests: $*"
 	@tests/vm/check $*

@@ -39,7 +39,7 @@ class MemoryStore(Store):
 
 
 def close_memory(state: State) -> None:
-    """Close what goes with the process of other brokers, and would make later tests slow."""
+    """Close the regions' descriptors, which another broker's process takes with it."""
     for region in state.table.regions.values():
         os.close(region.fd)
         if region.readonly_fd is not None:

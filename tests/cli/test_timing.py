@@ -73,7 +73,7 @@ class TestSample:
     def test_begins_with_a_call_that_does_not_count(self):
         timed = Ticking(10**7)
         assert len(sample(timed, 1e-9).values) == 3
-        assert [calls for _, calls in timed.log] == [1, 1, 1, 1, 1]
+        assert [calls for _, calls in timed.log] == [1] * 6
 
 
 class TestTurns:
@@ -82,12 +82,15 @@ class TestTurns:
         one, other, third = (Ticking(100, log) for _ in range(3))
         found = take_turns([one, other, third], 10, 100, 7, 20)
         assert found == [Samples([100.0] * 20, 1)] * 3
-        rounds = [who for who, _ in log[3:]]
+        rounds = [who for who, _ in log[4::2]]
         assert all({*rounds[at : at + 3]} == {one, other, third} for at in range(0, 60, 3))
         assert all(a is not b for a, b in pairwise(rounds))
 
-    def test_of_few_calls_have_equally_many(self):
-        costs = [7, 10, 70, 140, 160, 10**6]
-        found = take_turns([Ticking(cost) for cost in costs], 1e-9, 227, 1)
-        assert [one.calls for one in found] == [32, 23, 3, 3, 3, 3]
-        assert [one.values for one in found] == [[cost] for cost in costs]
+    def test_begin_with_a_call_that_does_not_count_unless_it_takes_long(self):
+        quick, slow = Ticking(70), Ticking(3 * 10**6)
+        assert take_turns([quick, slow], 1e-9, 227, 3) == [
+            Samples([70.0] * 3, 3),
+            Samples([3e6] * 3, 1),
+        ]
+        assert [calls for _, calls in quick.log] == [1, 3, 1, 3, 1, 3, 1, 3]
+        assert [calls for _, calls in slow.log] == [1, 1, 1, 1, 1]

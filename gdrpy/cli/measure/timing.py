@@ -23,8 +23,8 @@ _exhaust = deque[object](maxlen=0).extend
 
 #: The length of a batch, well above the clock's grain, and the fewest batches.
 _SAMPLE_NS, _MIN_SAMPLES = 1e6, 3
-#: In a batch of fewer calls, the first one is a large part: it finds what another contender left.
-_MANY_CALLS = 16
+#: A call this long is not much slower for what another contender has left.
+_LONG_NS = 2e6
 
 _random = random.Random(1)
 
@@ -157,14 +157,10 @@ def take_turns(
     the CPU's caches as that left them; none follows itself. There are ``least`` to ``most`` rounds,
     within ``seconds`` if ``least`` allows it.
 
-    Batches of few calls have equally many: else of two equal contenders one might get two calls and
-    the other one, which finds cold caches and sleeping threads.
+    A call that does not count comes before each batch, unless it takes long: so no contender pays
+    for cold caches and sleeping threads in a larger part of its calls than another.
     """
-    counts = [calls_for(one, batch) for one in contenders]
-    few = max((calls for calls in counts if calls < _MANY_CALLS), default=1)
-    turns = [
-        (one, max(calls, few), list[float]()) for one, calls in zip(contenders, counts, strict=True)
-    ]
+    turns = [(one, calls_for(one, batch), list[float]()) for one in contenders]
     order = list(turns)
     deadline = time.monotonic() + seconds
     rounds = 0
@@ -174,6 +170,8 @@ def take_turns(
         if order[0] is last:
             order.reverse()
         for timed, calls, taken in order:
+            if not taken or taken[-1] < _LONG_NS:
+                timed.batch(1)
             taken.append(timed.batch(calls) / calls)
         rounds += 1
     return [Samples(taken, calls) for _, calls, taken in turns]

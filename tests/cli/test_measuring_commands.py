@@ -103,11 +103,12 @@ class TestCtrlC:
         assert (status, told.keys()) == (130, {"header", "interrupted", "results"})
         assert (told["interrupted"], told["results"]) == (True, [])
 
-    def test_of_pplat_shows_the_rounds_of_a_way_until_then(self, json_of, interrupt):
+    def test_of_pplat_shows_the_rounds_of_a_way_until_then(self, json_of, interrupt, monkeypatch):
+        monkeypatch.setattr(pplat, "_ROUNDS_A_RUN", 20)
         interrupt("pplat", 3)
-        status, told = json_of("pplat", "--count", "5000")
+        status, told = json_of("pplat", "--count", "50")
         assert status == 130
-        assert [one["nanoseconds"]["count"] for one in told["results"]] == [4000]
+        assert [one["nanoseconds"]["count"] for one in told["results"]] == [40]
 
     def test_of_tune_tells_the_figures_until_then(self, json_of, monkeypatch):
         measure, calls = tune.Meter.time, itertools.count(1)

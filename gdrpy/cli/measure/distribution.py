@@ -95,7 +95,7 @@ def bars_table(
     figures = [name for name in columns if name != what]
     if width - table_width(columns) >= _FEWEST_BINS + CELL_EDGES:
         bars = {"distribution": [Bars(shown.values(), one) for one in shown.values()]}
-        caption = f"distribution: {scale}, logarithmic"
+        caption = f"distribution: {scale}, logarithmic; the last bar holds all beyond"
     else:
         bars, caption = {}, None
     rows = zip(*columns.values(), *bars.values(), strict=True)

@@ -23,7 +23,7 @@ _exhaust = deque[object](maxlen=0).extend
 
 #: The length of a batch, well above the clock's grain, and the fewest batches.
 _SAMPLE_NS, _MIN_SAMPLES = 1e6, 3
-#: A call this long is not much slower for what another contender has left.
+#: In calls this long, what another contender left in the caches hardly counts.
 _LONG_NS = 2e6
 
 _random = random.Random(1)

@@ -4,6 +4,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <sys/wait.h>
+#include <time.h>
 
 #include "check.h"
 #include "copy/parallel.h"
@@ -102,6 +103,20 @@ static void callers_at_once_all_get_their_work_done(void)
 		CHECK_EQ(runs[part], 200 * CALLERS);
 }
 
+static void count_late_run(void *context, unsigned int part)
+{
+	nanosleep(&(struct timespec){.tv_nsec = part ? 2000000 : 0}, NULL);
+	count_run(context, part);
+}
+
+static void a_caller_waits_for_parts_that_take_longer_than_its_own(void)
+{
+	memset(runs, 0, sizeof(runs));
+	core_parallel(4, count_late_run, NULL);
+	for (unsigned int part = 0; part < 4; part++)
+		CHECK_EQ(runs[part], 1);
+}
+
 static void a_forked_child_has_threads_of_its_own(void)
 {
 	int status;
@@ -120,4 +135,5 @@ static void a_forked_child_has_threads_of_its_own(void)
 
 CHECK_MAIN(TEST(a_copy_by_threads_moves_its_bytes_and_no_others), TEST(each_part_runs_once),
 	   TEST(a_part_may_have_parts_of_its_own), TEST(callers_at_once_all_get_their_work_done),
+	   TEST(a_caller_waits_for_parts_that_take_longer_than_its_own),
 	   TEST(a_forked_child_has_threads_of_its_own))

@@ -5,8 +5,13 @@
 #include <signal.h>
 #include <stdint.h>
 
+#include "common/wait.h"
+
 /* Each thread copies whole pages, so that no two threads store to the same line. */
 #define PAGE 4096
+
+/* Most jobs end so soon after the caller's parts, and a thread that sleeps takes as long to wake. */
+#define SPIN_NS 50000
 
 static struct {
 	pthread_mutex_t turn; /* held during a job */
@@ -15,7 +20,8 @@ static struct {
 	unsigned int threads;
 	core_part_fn run;
 	void *context;
-	unsigned int parts, next, running;
+	unsigned int parts, next;
+	unsigned int running; /* written with the lock held */
 } pool;
 
 static void reset_pool(void)
@@ -34,18 +40,36 @@ __attribute__((constructor)) static void prepare_pool(void)
 	pthread_atfork(NULL, NULL, reset_pool);
 }
 
+static void count_running(int change)
+{
+	__atomic_fetch_add(&pool.running, change, __ATOMIC_RELAXED);
+}
+
 /* Run the parts not yet taken; the lock is held before and after. */
 static void take_parts(void)
 {
 	while (pool.next < pool.parts) {
 		unsigned int part = pool.next++;
 
-		pool.running++;
+		count_running(1);
 		pthread_mutex_unlock(&pool.lock);
 		pool.run(pool.context, part);
 		pthread_mutex_lock(&pool.lock);
-		pool.running--;
+		count_running(-1);
 	}
+}
+
+/* Wait for the parts that other threads took; the lock is held before and after. */
+static void wait_for_parts(void)
+{
+	const int64_t spins_until = core_now_ns() + SPIN_NS;
+
+	pthread_mutex_unlock(&pool.lock);
+	while (__atomic_load_n(&pool.running, __ATOMIC_RELAXED) && core_now_ns() < spins_until)
+		core_relax();
+	pthread_mutex_lock(&pool.lock);
+	while (pool.running)
+		pthread_cond_wait(&pool.done, &pool.lock);
 }
 
 static void *work(void *unused)
@@ -96,8 +120,7 @@ void core_parallel(unsigned int parts, core_part_fn run, void *context)
 	for (unsigned int part = 1; part < parts; part++)
 		pthread_cond_signal(&pool.begun);
 	take_parts();
-	while (pool.running)
-		pthread_cond_wait(&pool.done, &pool.lock);
+	wait_for_parts();
 	pthread_mutex_unlock(&pool.lock);
 	pthread_mutex_unlock(&pool.turn);
 }

@@ -178,8 +178,8 @@ def nothing_leaks(backend: str) -> Iterator[None]:
     after = in_use()
     assert after == (descriptors, mappings, after[2], current), listed_descriptors()
     # A driver that runs short gives back what it had kept: there may be more memory than before.
-    # A real one keeps some for itself, as much as a small region takes. Only the simulated GPU shows
-    # a leak of one such region.
+    # A real one keeps some for itself, as much as a small region takes. Only the simulated GPU
+    # shows a leak of one such region.
     assert after[2] >= free - (0 if cuda.simulated() else _DRIVERS_OWN)
     assert manager_violations() == 0
 

@@ -66,7 +66,7 @@ _LONGEST_MAPPING_READ = 64 * MIB
 
 #: The part of a comparison's time for a size, and its least and most rounds.
 _SHARE_SMALL, _SHARE_LARGE, _LARGE = 1.5, 0.6, 16 * MIB
-_ROUNDS_SMALL, _ROUNDS_LARGE = (15, 100), (5, 50)
+_ROUNDS_SMALL, _ROUNDS_LARGE = (15, 100), (11, 50)
 
 
 def run(session: Session) -> None:

@@ -165,8 +165,8 @@ SECTIONS = (
 _INTRODUCTION = """# Performance
 
 Small writes reach GPU memory in a fraction of a microsecond, because they are CPU stores: there is
-no launch and no driver call. Large copies take threads or DMA, whichever is faster at that size. A
-process that needs only the CPU view starts without CUDA."""
+no launch and no driver call. Large copies take threads, the GPU's copy engine or CUDA's DMA,
+whichever is fastest at that size. A process that needs only the CPU view starts without CUDA."""
 
 _PLOT = "latency"
 _CAPTION = "Time of a copy by size, for gdrpy and for other libraries"
@@ -180,7 +180,8 @@ _GAINS = """## What you gain
 - **Large copies from ordinary memory** go through several staging threads. From page-locked memory
   every library reaches the speed of the bus, and gdrpy gains nothing. See
   [transfers](#transfers-of-every-size).
-- **Reads** through the mapping take a bus round trip of about 1 us. Larger reads go by DMA.
+- **Reads** through the mapping take a bus round trip of about 1 us. Larger reads
+  go by the copy engine or by DMA.
 - **Processes that share memory** need neither a copy each nor a CUDA context each. See
   [getting at memory](#getting-at-memory)."""
 
@@ -190,7 +191,7 @@ _METHOD = """## Method
 
 - Ways that are compared take turns, in an order drawn by lot for each round, so drift affects all
   of them. Ratios and differences are taken within a round; the tables show their medians. No sample
-  is left out.
+  is left out. Calls of less than 2 ms follow one that does not count.
 - Every copy is verified by the driver's own copies, before and after it is timed (large copies only
   afterwards).
 - Host memory is warm: each call uses the same memory, which is in the CPU's caches as far as it

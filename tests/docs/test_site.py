@@ -98,7 +98,7 @@ class TestSite:
     def test_shows_the_files_that_its_pages_lead_to(self, site):
         shown = (site / "source" / "examples" / "channel_to_kernel.py.html").read_text()
         assert "<h1>examples/channel_to_kernel.py</h1>" in shown
-        assert (site / "source/benchmarks/results/h200-2026-11-21-all.json").is_file()
+        assert (site / "source/benchmarks/results/h200-2026-11-28-all.json").is_file()
 
     @pytest.mark.parametrize(
         ("words", "page"),

@@ -10,7 +10,7 @@
 /* Each thread copies whole pages, so that no two threads store to the same line. */
 #define PAGE 4096
 
-/* Most jobs end so soon after the caller's parts, and a thread that sleeps takes as long to wake. */
+/* Most jobs end so soon after the caller's parts. A thread that sleeps wakes later than that. */
 #define SPIN_NS 50000
 
 static struct {

@@ -47,6 +47,10 @@ class TestPplat:
         columns = [word for word in head.split() if word in ("max", "p99.99")]
         assert columns == [shown]
 
+    def test_says_from_where_to_where_the_rounds_go_that_it_measured(self, capsys):
+        assert main(["pplat", *QUICK, "--what", "pop,call"]) == 0
+        assert " from Python: Flag.set to Inbox.pop, Link.call; " in capsys.readouterr().out
+
     def test_json_holds_the_distribution_of_each_way_and_who_answered(self, json_of):
         status, result = json_of("pplat", "--count", "30")
         assert status == 0

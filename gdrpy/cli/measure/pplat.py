@@ -85,10 +85,13 @@ _REPLY_OFFSET, _ASKED_OFFSET, _WRONG_OFFSET = 128, 256, 384
 
 TITLE = "Time of one round from the CPU to a resident kernel and back"
 
-METHOD = (
-    "us of one round by one thread, from Python, until Flag.wait, Channel.drain, Inbox.pop or "
-    "Link.call has returned; the clock is in the figures."
-)
+#: What a round is, in calls.
+_CALLS = {
+    FLAG: "Flag.set to Flag.wait",
+    "push": "Channel.push to Channel.drain",
+    "pop": "Flag.set to Inbox.pop",
+    "call": "Link.call",
+}
 
 #: Plays so many rounds, the first of which do not count: the nanoseconds of each.
 Play = Callable[[int], list[int]]
@@ -153,8 +156,9 @@ def run(args: argparse.Namespace, output: Output) -> int:
     tail, percent = ("p99.99", 99.99) if fewest >= _TAIL_ROUNDS else ("max", 100)
     more = {tail: [format_us(one.percentile(percent)) for one in results.values()]}
     output.show(bars_table(title, "there and back", results, scale, output.width(), more))
+    calls = ", ".join(_CALLS[what] for what in args.what)
     return report.finish(
-        METHOD,
+        f"us of one round by one thread, from Python: {calls}; the clock is in the figures.",
         plot.of_distributions(TITLE, f"one round, answered by {kind}", results, scale),
         answered_by=kind,
         cpu=args.cpu,

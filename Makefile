@@ -49,7 +49,7 @@ GUESTS := kernels genuine bed inside contract
 
 .PHONY: help build tools demo test lint format test-c test-arm64 test-py test-py-building \
 	test-py-serving test-py-others test-threads test-vm bench ptx docs dist clean install uninstall \
-	install-broker uninstall-broker gdrapi-programs $(GUESTS:%=test-vm-%) test-vm-platforms
+	install-broker uninstall-broker $(GUESTS:%=test-vm-%) test-vm-platforms
 
 help:
 	@echo "make build   set up .venv and build the C parts; then: source $(VENV)/bin/activate"
@@ -113,12 +113,10 @@ test-py: tools
 	@echo "== Python tests"
 	@$(BIN)/pytest -q
 
-# Two parts use these, and would make them at once.
-gdrapi-programs: tools
-	@$(MAKE) --no-print-directory -s -C tests/gdrapi plain
-
-test-py-building: gdrapi-programs
+# Under a lock, because a part in a guest makes these programs too.
+test-py-building: tools
 	@echo "== Python tests that build programs, pages and packages"
+	@flock tests/gdrapi $(MAKE) --no-print-directory -s -C tests/gdrapi plain
 	@$(BIN)/pytest -q $(BUILDING)
 
 test-py-serving: tools
@@ -147,7 +145,6 @@ test-vm: tools
 	@echo "== the kernel module, in QEMU guests"
 	@tests/vm/check
 
-test-vm-inside: gdrapi-programs
 $(GUESTS:%=test-vm-%): tools
 test-vm-platforms $(GUESTS:%=test-vm-%): test-vm-%:
 	@echo "== the kernel module, in QEMU guests: $*"

@@ -180,10 +180,11 @@ class TestCheckers:
     FAULTS = ("LOCK_INVERSION", "SLEEP_IN_ATOMIC", "USE_AFTER_FREE", "LEAK")
 
     @pytest.fixture(scope="class")
-    def told(self, bed: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    @classmethod
+    def told(cls, bed: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
         """What the kernel said, though the command succeeded."""
         log = tmp_path_factory.mktemp("checkers") / "log"
-        faults = "; ".join(f"make_fault(Fault.{fault})" for fault in self.FAULTS)
+        faults = "; ".join(f"make_fault(Fault.{fault})" for fault in cls.FAULTS)
         script = in_guest(f"from standin import *; {faults}; print('done')")
         command = [bed, *WITHOUT_GDRDRV, "--kernel", "debug", "--log", log, *script]
         ended = subprocess.run(command, capture_output=True, text=True, cwd=CHECKOUT)

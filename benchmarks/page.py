@@ -245,7 +245,7 @@ def _parts(result: Result, path: Path, target: Path) -> Iterator[str]:
     for one in result["absent"]:
         yield f"Not measured: {one['what']} ({one['reason']})."
     goals = [one for one in made if one.title == GOALS_TITLE]
-    yield from _goals(result, goals, notes(path))
+    yield from _goals(result, goals, notes(path, _link(path.parent, target)))
 
 
 def _choice(header: dict[str, Any]) -> str:
@@ -301,7 +301,7 @@ def _goals(result: Result, found: list[Table], noted: dict[str, str]) -> Iterato
 def _shortfall(goal: dict[str, Any], note: str | None) -> str:
     """The distance from a missed goal, and the note on it."""
     figure, bound = goal["figure"], goal["bound"]
-    should = with_unit(f"{goal['relation']} {bound:g}", goal["unit"])
+    should = with_unit(f"{goal['relation']} {bound:,.10g}", goal["unit"])
     by = ""
     if bound:
         off = abs(figure - bound) / bound
@@ -310,12 +310,15 @@ def _shortfall(goal: dict[str, Any], note: str | None) -> str:
     return f"{words} {note}" if note else words
 
 
-def notes(path: Path) -> dict[str, str]:
-    """Why goals were missed, by their words: the chapters of ``<result>-notes.md``."""
+def notes(path: Path, folder: str) -> dict[str, str]:
+    """Why goals were missed, by their words: the chapters of ``<result>-notes.md``.
+
+    Their links name other results, which lie in ``folder`` as seen from the page.
+    """
     file = path.with_name(f"{path.stem}-notes.md")
     if not file.exists():
         return {}
-    _, *chapters = file.read_text().split("\n## ")
+    _, *chapters = file.read_text().replace("](", f"]({folder}/").split("\n## ")
     parted = (one.partition("\n") for one in chapters)
     return {goal.strip(): " ".join(text.split()) for goal, _, text in parted}
 

@@ -368,7 +368,7 @@ GOALS = (
         )
     ),
     Goal(f"inbox: {rivalrings.WRONG}", f"{rivalrings.MODULE}/{rivalrings.WRONG}", 0, ""),
-    Goal(stepinputs.RATIO, stepinputs.RATIO, 0.5, "x"),
+    Goal("inputs of a step: time by stores, relative to copies", stepinputs.RATIO, 0.5, "x"),
     Goal(attach.FRESH, identifier(attach.MODULE, attach.FRESH, None, "gdrpy"), 1, "ms"),
     Goal(attach.FURTHER, identifier(attach.MODULE, attach.FURTHER, None, "gdrpy"), 0.1, "ms"),
     *(

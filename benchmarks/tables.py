@@ -116,7 +116,7 @@ def _goals(goals: list[dict[str, Any]]) -> Table:
         [
             [
                 goal_words(one),
-                with_unit(f"{one['relation']} {one['bound']:g}", one["unit"]),
+                with_unit(f"{one['relation']} {one['bound']:,.10g}", one["unit"]),
                 ABSENT if one["figure"] is None else measured(one),
                 one["verdict"],
             ]

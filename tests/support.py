@@ -80,6 +80,9 @@ class FreeBytes(int):
         slack = 0 if cuda.simulated() else self._SLAB
         return isinstance(other, int) and abs(int(self) - int(other)) <= slack
 
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
     __hash__ = int.__hash__
 
 

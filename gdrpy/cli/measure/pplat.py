@@ -156,7 +156,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
     tail, percent = ("p99.99", 99.99) if fewest >= _TAIL_ROUNDS else ("max", 100)
     more = {tail: [format_us(one.percentile(percent)) for one in results.values()]}
     output.show(bars_table(title, "there and back", results, scale, output.width(), more))
-    calls = ", ".join(_CALLS[what] for what in args.what)
+    measured = dict.fromkeys(str(told[name]["what"]) for name in results)
+    calls = ", ".join(_CALLS[what] for what in measured)
     return report.finish(
         f"us of one round by one thread, from Python: {calls}; the clock is in the figures.",
         plot.of_distributions(TITLE, f"one round, answered by {kind}", results, scale),

@@ -104,6 +104,16 @@ class TestRead:
         assert dma_copies(lambda: region.read(32 * KIB)) == 1
         assert dma_copies(lambda: region.readinto(bytearray(32 * KIB))) == 1
 
+    def test_into_page_locked_memory_is_asked_for_but_not_into_new(self, region):
+        def asked(call: Callable[[], object]) -> int:
+            before = sim.call_count("cuPointerGetAttributes")
+            call()
+            return sim.call_count("cuPointerGetAttributes") - before
+
+        assert asked(lambda: region.readinto(bytearray(MIB))) > 0
+        assert asked(lambda: region.read(MIB)) == 0
+        assert asked(lambda: region.read(MIB, via="dma")) == 0
+
     def test_into_page_locked_memory_needs_no_staging(self, region, dma_copies):
         with region.mirror() as array:
             assert dma_copies(lambda: region.readinto(array)) == 1

@@ -67,6 +67,8 @@ enum core_host core_transfers_look(struct transfers *self, Py_ssize_t cost, cons
 
 static enum core_host look(struct transfers *self, const struct core_copy *copy, bool to_write)
 {
+	if (copy->is_new)
+		return CORE_HOST_ORDINARY;
 	return core_transfers_look(self, copy->nbytes, copy->host, (size_t)copy->nbytes, to_write);
 }
 
@@ -127,7 +129,8 @@ static bool by_dma(struct transfers *self, const struct core_copy *copy, enum co
 		   bool to_write, struct core_error *error)
 {
 	size_t nbytes = (size_t)copy->nbytes;
-	bool pinned = host == CORE_HOST_PINNED || is_pinned(self, copy->host, nbytes);
+	bool asks = host != CORE_HOST_PINNED && !copy->is_new;
+	bool pinned = asks ? is_pinned(self, copy->host, nbytes) : host == CORE_HOST_PINNED;
 	unsigned int lanes = pinned ? 0 : core_transfers_lanes(self, copy->nbytes);
 	uint64_t device = self->ptr + (uint64_t)copy->offset;
 	struct core_dma *dma = self->dma; /* another thread may arm the object again */

@@ -218,7 +218,7 @@ static PyObject *fresh_bytes(Py_ssize_t nbytes)
 static PyObject *transfers_read(struct transfers *self, CORE_PARAMETERS)
 {
 	static const char *const names[] = {"nbytes", "offset", "via", NULL};
-	struct core_copy copy = {.method = CORE_TRANSFERS_METHOD(self, "read")};
+	struct core_copy copy = {.method = CORE_TRANSFERS_METHOD(self, "read"), .is_new = true};
 	PyObject *arg[3], *bytes;
 
 	if (!core_parse(copy.method, CORE_ARGUMENTS, names, 0, arg))

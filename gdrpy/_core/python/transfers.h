@@ -77,6 +77,7 @@ struct core_copy {
 	enum core_way way;
 	Py_ssize_t offset, nbytes;
 	char *host;
+	bool is_new; /* the call has made the host memory, so nobody has page-locked it */
 };
 
 /* Each is false with an exception set. */

@@ -97,8 +97,13 @@ static bool copy_each(struct transfers *self, const struct many *call,
 		      const struct core_piece *list, Py_ssize_t count)
 {
 	for (Py_ssize_t i = 0; i < count; i++) {
-		const struct core_copy copy = {call->method, call->way, (Py_ssize_t)list[i].offset,
-					       (Py_ssize_t)list[i].nbytes, list[i].data};
+		const struct core_copy copy = {
+			.method = call->method,
+			.way = call->way,
+			.offset = (Py_ssize_t)list[i].offset,
+			.nbytes = (Py_ssize_t)list[i].nbytes,
+			.host = list[i].data,
+		};
 
 		/* Another thread may have closed the region meanwhile. */
 		if (!core_transfers_ready(self, call->method, call->to_write, call->way) ||

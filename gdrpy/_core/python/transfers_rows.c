@@ -16,8 +16,13 @@ static bool is_one_piece(const struct core_strided *call)
 
 static struct core_copy as_bytes(const struct core_strided *call, enum core_way way)
 {
-	return (struct core_copy){call->method, way, call->offset, call->view.len,
-				  call->rows.first};
+	return (struct core_copy){
+		.method = call->method,
+		.way = way,
+		.offset = call->offset,
+		.nbytes = call->view.len,
+		.host = call->rows.first,
+	};
 }
 
 /* Whether DMA can copy the rows without staging. */

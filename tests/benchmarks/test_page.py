@@ -123,6 +123,7 @@ class TestPlots:
         monkeypatch.setattr(
             Figure, "savefig", lambda figure, path, **_: figures.update({Path(path).name: figure})
         )
+        assert RESULTS
         for result in RESULTS:
             drawn = plots.draw(json.loads(result.read_text()), tmp_path / result.name)
             assert {path.name: plotcheck.faults(figures[path.name]) for path in drawn} == {

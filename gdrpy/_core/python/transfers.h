@@ -77,7 +77,7 @@ struct core_copy {
 	enum core_way way;
 	Py_ssize_t offset, nbytes;
 	char *host;
-	bool is_new; /* the call has made the host memory, so nobody has page-locked it */
+	bool is_new; /* the call made the host memory: it is not page-locked or registered */
 };
 
 /* Each is false with an exception set. */
